@@ -30,7 +30,7 @@ from workbench.study.answer.selection import Contender
 from workbench.study.ask.plans import needs_warm_up
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import SpeedMeasured
-from workbench.study.run.objective import goal, steps_to_target
+from workbench.study.run.objective import steps_within
 from workbench.study.run.runner import end_if_over
 from workbench.study.run.warm_up import WarmUpError
 from workbench.study.set_up.total_time import compile_seconds
@@ -320,11 +320,11 @@ class Confirmation(ConfirmationRounds):
         measured = self._step_time(contender)
         if measured is None or not self.runs.count_steps:
             return self._untested_ratio(contender)
-        higher, times = self.experimenter.higher_is_better, []
-        for baseline, candidate in pairs:
-            target = goal(metric_of(baseline), contender.allowed_drop, higher_is_better=higher)
-            steps = [steps_to_target(run.curve, target, higher_is_better=higher) for run in (baseline, candidate)]
-            times.append((min(steps[0], float(self.runs.steps)), steps[1]))
+        higher, drop, times = self.experimenter.higher_is_better, contender.allowed_drop, []
+        for given, mine in pairs:
+            metric = metric_of(given)
+            first, second = (steps_within(one.curve, metric, drop, higher_is_better=higher) for one in (given, mine))
+            times.append((min(first, float(self.runs.steps)), second))
         return paired_bounds.time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
 
     def _untested_ratio(self, contender: Contender) -> TimeRatio:

@@ -23,7 +23,7 @@ from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.objective import goal, steps_to_target
+from workbench.study.run.objective import steps_within
 from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
 from workbench.study.store.stored_records import GIVEN, baseline_record, trials_of
@@ -66,8 +66,7 @@ def contenders(study: optuna.Study, file: StudyFile) -> dict[str, list[Contender
             ordered = iter(_ranked(study, trials, file, allowed_drop))
         else:
             ordered = competing_trials(trials, baseline, target, allowed_drop, file, higher_is_better=higher)
-        target_metric = goal(baseline.metric, allowed_drop, higher_is_better=higher)
-        baseline_steps = steps_to_target(baseline.curve, target_metric, higher_is_better=higher)
+        baseline_steps = steps_within(baseline.curve, baseline.metric, allowed_drop, higher_is_better=higher)
         pools[target] = []
         for trial in ordered:
             config = with_policy(BoostConfig.from_dict(trial.config), policy, searched)
@@ -92,10 +91,9 @@ def competing_trials(
     They are those with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
     ``steps_to_target`` is that of this export's target.
     """
-    target_metric = goal(baseline.metric, allowed_drop, higher_is_better=higher_is_better)
 
     def aimed_at(trial: TrialRecord) -> TrialRecord:
-        steps = steps_to_target(trial.curve, target_metric, higher_is_better=higher_is_better)
+        steps = steps_within(trial.curve, baseline.metric, allowed_drop, higher_is_better=higher_is_better)
         return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
 
     def price_of(trial: TrialRecord) -> float:

@@ -35,7 +35,6 @@ from workbench.study.store.trial_ids import id_of
 _PENALTY = 10.0
 """Diverged runs count as this many times O0's cost: finite, and beyond anything a run that works can show."""
 
-_PLAN_KEYS = frozenset({"plan_key", "training_key"})  # user attributes; version 0.6 stored the first only
 _TIMED_AS_MEASURED = frozenset({"speed", "time_to_quality"})
 """Objectives whose value is the relative time as it was measured: of a step, or of a whole run."""
 
@@ -59,8 +58,6 @@ class Score:
     """What a measurement is worth."""
 
     values: tuple[float, ...]  # of the objective, one or (pareto) two; always finite
-    deficit: float  # against O0; inf when the run diverged
-    allowed: float
     steps_to_target: float  # micro-batches to O0's final metric less the allowed drop, without a warm-up's; inf: never
     constraint: float  # finite, at most 0 when the deficit is allowed
 
@@ -77,11 +74,6 @@ def metric_deficit(baseline: float, metric: float, *, higher_is_better: bool) ->
     return baseline - metric if higher_is_better else metric - baseline
 
 
-def goal(baseline: float, allowed: float, *, higher_is_better: bool) -> float:
-    """Return the metric that is worse than the baseline's by the allowed drop."""
-    return baseline - allowed if higher_is_better else baseline + allowed
-
-
 def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher_is_better: bool) -> float:
     """Return the micro-batches until a curve first reaches the target, interpolated linearly; inf if it never does."""
     sign = 1.0 if higher_is_better else -1.0
@@ -94,6 +86,14 @@ def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher
             return before[0] + share * (step - before[0])
         before = (step, metric)
     return math.inf
+
+
+def steps_within(
+    curve: Sequence[tuple[int, float]], baseline: float, allowed: float, *, higher_is_better: bool
+) -> float:
+    """Return the micro-batches until a curve is worse than a baseline's metric by the allowed drop, or by less."""
+    target = baseline - allowed if higher_is_better else baseline + allowed
+    return steps_to_target(curve, target, higher_is_better=higher_is_better)
 
 
 def deficit_at_equal_time(
@@ -125,21 +125,20 @@ def score(
     sign = 1.0 if higher else -1.0
     diverged = trained.diverged or math.isnan(trained.metric)
     deficit = math.inf if diverged else metric_deficit(baseline.metric, trained.metric, higher_is_better=higher)
-    target = goal(baseline.metric, allowed, higher_is_better=higher)
-    steps = math.inf if diverged else steps_to_target(trained.curve, target, higher_is_better=higher)
+    steps = math.inf if diverged else steps_within(trained.curve, baseline.metric, allowed, higher_is_better=higher)
     ratio = speed.ratio if math.isfinite(speed.ratio) else _PENALTY
     scale = abs(baseline.metric) + 1.0
     constraint = min(deficit - allowed, _PENALTY * scale)
     if objective == "pareto":
         metric = baseline.metric - sign * scale if diverged else trained.metric
-        return Score((metric, max(ratio, _PENALTY) if diverged else ratio), deficit, allowed, steps, constraint)
+        return Score((metric, max(ratio, _PENALTY) if diverged else ratio), steps, constraint)
     if objective in _TIMED_AS_MEASURED:
         value = _PENALTY * max(ratio, 1.0) if diverged else ratio
     elif diverged:
         value = _PENALTY * max(ratio, 1.0) * baseline.budget_steps
     else:
         value = warm_up_steps + ratio * min(steps, float(baseline.budget_steps))
-    return Score((value,), deficit, allowed, steps, constraint)
+    return Score((value,), steps, constraint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +163,7 @@ def prospect(
     """
     if objective == "speed":
         return Prospect(ratio, reached=False)
-    target = goal(baseline.metric, allowed, higher_is_better=baseline.higher_is_better)
-    steps = steps_to_target(curve, target, higher_is_better=baseline.higher_is_better)
+    steps = steps_within(curve, baseline.metric, allowed, higher_is_better=baseline.higher_is_better)
     return Prospect(warm_up_steps + ratio * min(steps, float(curve[-1][0])), reached=math.isfinite(steps))
 
 
@@ -200,7 +198,6 @@ class Objective:
         self._plans, self._dimensions = file.plans, file.dimensions
         self._warm_ups, self._on_step = warm_ups, on_step
         self._reported: frozenset[int] = frozenset()  # steps at which the running trial was evaluated before
-        self._unfiled, self._twins = EndedTrials(FINISHED), dict[tuple[str, str], FrozenTrial]()  # by plan
         self._unscored, self._allowed_values = EndedTrials(FINISHED[:1]), dict[float, list[float]]()  # by drop
         self._baseline_values: dict[float, float] = {}  # by drop, too
 
@@ -423,13 +420,11 @@ class Objective:
         return Baseline(trained.metric, trained.curve, higher, self._file.study.budget_steps)
 
     def _equal_plan(self, plan: Plan) -> FrozenTrial | None:
-        for trial in self._unfiled.new(self._study.get_trials(deepcopy=False)):
-            if "trained" in trial.user_attrs:
-                for name in _PLAN_KEYS & trial.user_attrs.keys():
-                    key = name, trial.user_attrs[name]
-                    self._twins[key] = min(self._twins.get(key, trial), trial, key=_place_as_twin)
-        same = (self._twins.get(key) for key in (("plan_key", plan.key()), ("training_key", plan.training_key())))
-        return min((trial for trial in same if trial is not None), key=_place_as_twin, default=None)
+        keys = {"plan_key": plan.key(), "training_key": plan.training_key()}  # version 0.6 stored the first only
+        finished = self._study.get_trials(deepcopy=False, states=FINISHED)
+        trained = (trial for trial in finished if "trained" in trial.user_attrs)
+        same = (trial for trial in trained if any(trial.user_attrs.get(name) == key for name, key in keys.items()))
+        return min(same, key=_place_as_twin, default=None)
 
 
 def _place_as_twin(trial: FrozenTrial) -> tuple[bool, bool, int]:

@@ -6,7 +6,6 @@ trial costs what the tenth did.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
@@ -22,16 +21,10 @@ class EndedTrials:
 
     def __init__(self, states: Collection[TrialState] = ENDED) -> None:
         self._states = states
-        self._n_over = 0  # this many first trials have ended and been looked at
-        self._seen = set[int]()  # later ones that have been returned
+        self._seen = set[int]()  # numbers of those that have been returned
 
     def new(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Return those that have ended since the last call, of all trials of the study in the order of their numbers.
-
-        Another process may end a trial after later ones.
-        """
-        later = trials[self._n_over :]
-        new = [trial for trial in later if trial.state in self._states and trial.number not in self._seen]
-        self._n_over += sum(1 for _ in itertools.takewhile(lambda trial: trial.state in ENDED, later))
-        self._seen = {number for number in (*self._seen, *(trial.number for trial in new)) if number >= self._n_over}
+        """Return those of some trials that have ended since the last call."""
+        new = [trial for trial in trials if trial.state in self._states and trial.number not in self._seen]
+        self._seen.update(trial.number for trial in new)
         return new
