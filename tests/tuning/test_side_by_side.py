@@ -24,8 +24,8 @@ from workbench.core import devices
 from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
-from workbench.study.run.idle_places import about_places
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
+from workbench.study.run.places import about_places
 from workbench.study.run.process_trainer import ProcessCrew, ProcessTrainer
 from workbench.study.run.progress import TuneProgress
 from workbench.study.run.runner import LostTrialError, StoppableExperimenter

@@ -1,6 +1,6 @@
 """Time every freezing trial again beside its limit: the same layers at rest for good.
 
-One measurement per trial, stored when done; see ``experiments.freezing_limit`` for what is timed.
+One measurement per trial, stored when done; see `workbench.training.freezing_limit` for what is timed.
 """
 
 from __future__ import annotations

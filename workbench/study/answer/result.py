@@ -17,9 +17,9 @@ from optuna.trial import TrialState
 
 from workbench.core.records import Choice, StudyResult, TrialRecord
 from workbench.core.text import first_line
+from workbench.study.answer.doubts import learns_nothing
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
-from workbench.study.answer.learning import learns_nothing
 from workbench.study.answer.not_exported import faster_untested, nothing_found
 from workbench.study.answer.notes import Notes, metric_name_of, note_trial, with_notes
 from workbench.study.answer.selection import select, with_policy

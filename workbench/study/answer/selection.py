@@ -23,10 +23,10 @@ from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.objective import steps_within
+from workbench.study.run.objective import finished_baseline, steps_within
 from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
-from workbench.study.store.stored_records import GIVEN, baseline_record, trials_of
+from workbench.study.store.stored_records import GIVEN, trials_of
 
 # Methods that a boost level stands for: at a level without them an export does not have them.
 _BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)
@@ -56,7 +56,8 @@ class Contender:
 def contenders(study: optuna.Study, file: StudyFile) -> dict[str, list[Contender]]:
     """Return who competes for each export, best first, with the loss-scale policy that was chosen, if one was."""
     trials, policy = trials_of(study), study.user_attrs.get("loss_scale_policy")
-    baseline = baseline_record(study, trials)
+    number = finished_baseline(study).number
+    baseline = next(one for one in trials if one.number == number)
     higher = bool(study.user_attrs["higher_is_better"])
     searched = [dimension.path for dimension in file.dimensions]
     pools: dict[str, list[Contender]] = {}

@@ -18,7 +18,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.sampling import PerTrialSampler
 from workbench.study.store.ended_trials import FINISHED
-from workbench.study.store.stored_records import GIVEN, allowed_drop_of, counted_among, counted_trials
+from workbench.study.store.stored_records import GIVEN, allowed_drop_of, counted_among
 from workbench.study.store.study_storage import seconds_of
 
 _IN_VAIN_PER_TRIAL = 3
@@ -103,7 +103,7 @@ def trials_without_gain(study: optuna.Study) -> int:
     With two objectives a trial is a gain when it is faster than O0, keeps more than the allowed drop leaves, and no
     allowed trial before it is as good in both; before the first gain all trials after O0 count.
     """
-    finished = [trial for trial in counted_trials(study) if trial.state in FINISHED]
+    finished = [trial for trial in counted_among(study.get_trials(deepcopy=False)) if trial.state in FINISHED]
     finished.sort(key=lambda trial: (trial.datetime_complete or datetime.datetime.max, trial.number))
     signs = [1.0 if one == StudyDirection.MINIMIZE else -1.0 for one in study.directions]
     best, idle, points = math.inf, 0, list[tuple[float, float]]()

@@ -21,7 +21,7 @@ from workbench.study.run.runner import StoppableExperimenter
 from workbench.study.run.searching import Search
 from workbench.study.store import storage as kept
 from workbench.study.store.ended_trials import FINISHED
-from workbench.study.store.stored_records import counted_trials
+from workbench.study.store.stored_records import counted_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def join_study(
         return WorkerResult(
             name=file.study.name,
             finished_here=search.finished_here,
-            finished=sum(trial.state in FINISHED for trial in counted_trials(study)),
+            finished=sum(trial.state in FINISHED for trial in counted_among(study.get_trials(deepcopy=False))),
             n_trials=n_trials,
             complete=not search.is_wanted(),
             storage=kept.shown_url(url),

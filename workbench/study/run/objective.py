@@ -173,6 +173,13 @@ def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
     return next((trial for trial in finished if trial.user_attrs.get("baseline")), None)
 
 
+def finished_baseline(study: optuna.Study) -> FrozenTrial:
+    """Return the trial that is O0; a StudyFailedError while it has not finished."""
+    if (trial := baseline_trial(study)) is None:
+        raise StudyFailedError("the study has no finished O0 trial to compare with")
+    return trial
+
+
 class Objective:
     """Runs one trial, buffered in the study's database, and scores it at the target's allowed drop.
 
@@ -410,10 +417,7 @@ class Objective:
 
     @functools.cached_property
     def _baseline_run(self) -> Trained:
-        trial = baseline_trial(self._study)
-        if trial is None:
-            raise StudyFailedError("the study has no finished O0 trial to compare with")
-        return Trained.from_json(trial.user_attrs["trained"])
+        return Trained.from_json(finished_baseline(self._study).user_attrs["trained"])
 
     def _baseline_of(self, trained: Trained) -> Baseline:
         higher = self._experimenter.higher_is_better

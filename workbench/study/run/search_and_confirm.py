@@ -36,9 +36,9 @@ from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import MakeExperimenter, TaskExperimenter, experimenter_for
-from workbench.study.run.idle_places import about_places, idle_places
 from workbench.study.run.joining import check_limits
 from workbench.study.run.objective import baseline_trial
+from workbench.study.run.places import about_places, idle_places
 from workbench.study.run.process_trainer import ProcessCrew
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow

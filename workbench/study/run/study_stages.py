@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 from collections.abc import Callable
@@ -13,12 +14,11 @@ from optuna.trial import TrialState
 
 from workbench.core.records import Verdict
 from workbench.study.answer.confirming import Confirmation
+from workbench.study.answer.doubts import learns_nothing, tight_drop
 from workbench.study.answer.freezing_limits import measure_freezing_limits
-from workbench.study.answer.learning import learns_nothing
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
 from workbench.study.answer.selection import contenders, select
-from workbench.study.answer.tight_drop import tight_drop
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.experimenter import CHECKPOINTS
@@ -26,6 +26,7 @@ from workbench.study.run.objective import baseline_trial
 from workbench.study.run.progress import StudyWatch
 from workbench.study.run.runner import Experimenter, StoppableExperimenter
 from workbench.study.run.searching import Search
+from workbench.study.set_up.runtime_choice import choose_runtime
 from workbench.study.set_up.stages import (
     confirmation_begins,
     ends_of_search,
@@ -35,7 +36,6 @@ from workbench.study.set_up.stages import (
     has_found,
     search_ends,
     settle,
-    settle_runtime,
     stage_ends,
     take_apart,
     try_runtime_alone,
@@ -96,7 +96,8 @@ class StudyStages:
         times = (self.deadline, limit, max(len(self.trainers()), 1))
         end = search_ends(study, file, *times)
         guard.deadline = stage_ends(end, limit, self.deadline)
-        settle_runtime(search, limit=limit, on_note=self.watch.note)
+        with contextlib.suppress(OutOfTimeError):
+            choose_runtime(search.step_times(), self.watch.note, limit=limit)
         if searches:
             guard.deadline = stage_ends(end, limit, self.deadline, file.set_up.plain_share)
             search.until(guard.deadline)

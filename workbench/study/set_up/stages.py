@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 
 import optuna
 
@@ -25,7 +24,7 @@ from workbench.study.run.job import Trained
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor, is_explained
-from workbench.study.set_up.runtime_choice import RUNTIME_SHARE, choose_runtime, runtime_ratio
+from workbench.study.set_up.runtime_choice import RUNTIME_SHARE, runtime_ratio
 from workbench.study.set_up.standing import MOST_SEEDS, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 from workbench.study.store.stored_records import GIVEN
@@ -36,12 +35,6 @@ _PLAIN_SEEDS = 2  # of a plan of tuned plain, at most: runs on the confirmation'
 # Of a step's time: a runtime that saves less is not tried by itself, since it would end the search for more.
 _WORTH_ALONE = 0.75
 _SEARCHED_ON = 0.4  # share of the time until the confirmation that the search goes on if nothing leads any longer
-
-
-def settle_runtime(search: Search, *, limit: float | None, on_note: Callable[[str], None]) -> None:
-    """Choose the runtime, before plans are drawn; ``limit`` is the seconds of the whole command."""
-    with contextlib.suppress(OutOfTimeError):
-        choose_runtime(search.step_times(), on_note, limit=limit)
 
 
 def stage_ends(

@@ -16,9 +16,9 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
-from workbench.study.errors import StudyChangedError, StudyFailedError
+from workbench.study.errors import StudyChangedError
 from workbench.study.run.job import SpeedMeasured, Trained, plain
-from workbench.study.run.objective import Baseline, baseline_trial, metric_deficit, score
+from workbench.study.run.objective import Baseline, metric_deficit, score
 from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.study_storage import seconds_of
 
@@ -28,13 +28,8 @@ _UNCOUNTED = frozenset({"repeats", "skipped"})
 """User attributes of trials that do not count: an equal plan again, or one too slow to be trained."""
 
 
-def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Return the trials that count towards ``n_trials``: begun or finished, and not the repeat of an equal plan."""
-    return counted_among(study.get_trials(deepcopy=False))
-
-
 def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return those of some trials that count, as `counted_trials` does."""
+    """Return the trials that count towards ``n_trials``: begun or finished, and not the repeat of an equal plan."""
     begun = (*FINISHED, TrialState.RUNNING)
     apart = _UNCOUNTED | {GIVEN}  # given set-ups come beside those that are drawn
     return [trial for trial in trials if trial.state in begun and apart.isdisjoint(trial.user_attrs)]
@@ -93,14 +88,6 @@ def metrics_seen(study: optuna.Study) -> Iterator[float]:
             yield from (metric for metric in attributes[RUN_METRICS] if metric is not None)
         elif "trained" in attributes:
             yield from (metric for _, metric in Trained.from_json(attributes["trained"]).curve)
-
-
-def baseline_record(study: optuna.Study, trials: Sequence[TrialRecord]) -> TrialRecord:
-    """Return the record of the finished O0 trial."""
-    baseline = baseline_trial(study)
-    if baseline is None:
-        raise StudyFailedError("the study has no finished O0 trial to compare with")
-    return next(trial for trial in trials if trial.number == baseline.number)
 
 
 def keep_candidates(study: optuna.Study, candidates: Sequence[CandidateRecord]) -> None:

@@ -1,0 +1,63 @@
+"""What makes a question doubtful, as soon as O0 has been trained: sentences, empty where there is no doubt."""
+
+from __future__ import annotations
+
+import math
+
+import optuna
+
+from workbench.core.metric_scale import MetricScale
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.job import Trained
+from workbench.study.run.objective import baseline_trial, metric_deficit
+
+_DEVIATIONS = 2.0  # of a run: the untrained network is evaluated for one seed only
+# Standard deviations of O0 to the allowed drop: twenty pairs then confirm what is better by more than the drop.
+_TIGHT = 4.0
+
+
+def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
+    """Say so where O0 ends no better than without learning: within the allowed drop, or what seeds differ by.
+
+    Without learning anything the fastest training to a task's quality is none at all. Empty, too, where what O0 reaches
+    without learning is not known.
+    """
+    trial = baseline_trial(study)
+    if trial is None:
+        return ""
+    trained, attributes = Trained.from_json(trial.user_attrs["trained"]), study.user_attrs
+    higher, metric = bool(attributes["higher_is_better"]), MetricScale(str(attributes["metric_name"]))
+    gain = metric_deficit(trained.metric, trained.untrained, higher_is_better=higher)
+    drop = float(attributes["allowed_drops"][file.allowed_drop.target])
+    luck = _DEVIATIONS * float(trial.user_attrs.get("spread", 0.0))
+    if not math.isfinite(gain) or gain > max(drop, luck):
+        return ""
+    return (
+        f"The task as given learns nothing in {file.study.budget_steps} batches: it ends with {metric.name} "
+        f"{metric.value_text(trained.metric)}, and without learning it has {metric.value_text(trained.untrained)}. "
+        "A faster way to that quality means nothing; train it longer, or see why it does not learn."
+    )
+
+
+def tight_drop(study: optuna.Study, file: StudyFile) -> str:
+    """Say so where no drop is allowed, or one small beside what seeds differ by: next to nothing can be confirmed then.
+
+    The default is small for a metric near 0, of which it is a share.
+    """
+    trial, attributes = baseline_trial(study), study.user_attrs
+    spread = 0.0 if trial is None else float(trial.user_attrs.get("spread", 0.0))
+    drop = float(attributes["allowed_drops"][file.allowed_drop.target])
+    metric = MetricScale(str(attributes["metric_name"]))
+    if drop == 0.0:  # what ends as the task as given does is as likely worse as better, if seeds differ or not
+        why = f"No drop of the {metric.name} is allowed"
+    elif spread > _TIGHT * drop:
+        why = (
+            f"From seed to seed the {metric.name} of the task as given differs by {metric.difference_text(spread)} "
+            f"(standard deviation), and {metric.difference_text(drop)} may be lost"
+        )
+    else:
+        return ""
+    return (
+        f"{why}: only set-ups that end clearly better can be confirmed. A larger allowed drop (`--allowed-drop`, or in "
+        "study.toml) lets the search be bolder."
+    )
