@@ -55,6 +55,12 @@ def contender(number: int, freeze_p: float, target: str = "o1", allowed: float =
     return Contender(record, target, config, config.resolve("O1"), allowed, 100.0)
 
 
+def new_study() -> optuna.Study:
+    study = optuna.create_study()
+    study.set_user_attr("metric_name", "accuracy")
+    return study
+
+
 def judge(
     experimenter: FakeRunner,
     pool: Sequence[Contender],
@@ -66,7 +72,8 @@ def judge(
     for one in pool:
         pools[one.target].append(one)
     warm_ups = WarmUps(file, experimenter.directory, experimenter)
-    return Confirmation(study or optuna.create_study(), file, experimenter, warm_ups, **options).judge(pools)
+    guard = StoppableExperimenter(experimenter)
+    return Confirmation(study or new_study(), file, guard, warm_ups, **options).judge(pools)
 
 
 def test_seeds_differ_from_the_search_s() -> None:
@@ -114,7 +121,7 @@ def test_the_next_are_tested_until_as_many_as_wanted_are_not_refuted(tmp_path: P
 def test_a_candidate_after_one_that_is_not_confirmed_is_tested_at_a_stricter_level(
     tmp_path: Path, drop: float, noise: float, verdict: Verdict
 ) -> None:
-    study = optuna.create_study()
+    study = new_study()
     experimenter = Scripted(tmp_path, {0.3: drop, 0.5: 0.001}, noise)
     first, _ = judge(experimenter, [contender(1, 0.3), contender(2, 0.5)], study)
     assert first.verdict is verdict
@@ -124,7 +131,7 @@ def test_a_candidate_after_one_that_is_not_confirmed_is_tested_at_a_stricter_lev
 
 
 def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None:
-    study = optuna.create_study()
+    study = new_study()
     experimenter = Scripted(tmp_path, {0.5: 0.015}, noise=0.02)
     (first,) = judge(experimenter, [contender(1, 0.5)], study, command="workbench tune s --confirm-seeds {seeds}")
     assert (first.verdict, first.n_seeds) == (Verdict.UNDECIDED, 8)
@@ -140,7 +147,7 @@ def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None
 
 
 def test_a_plan_that_is_confirmed_gets_no_further_seeds_and_says_so(tmp_path: Path) -> None:
-    study, told = optuna.create_study(), list[str]()
+    study, told = new_study(), list[str]()
     (first,) = judge(Scripted(tmp_path, {0.5: 0.001}), [contender(1, 0.5)], study)
     before, nobody = calls(tmp_path), Scripted(tmp_path, {})
     assert judge(nobody, [contender(1, 0.5)], study) == [first], "finished runs are used again"
@@ -150,7 +157,7 @@ def test_a_plan_that_is_confirmed_gets_no_further_seeds_and_says_so(tmp_path: Pa
 
 
 def test_one_further_seed_brings_a_second_one_along(tmp_path: Path) -> None:
-    study, told = optuna.create_study(), list[str]()
+    study, told = new_study(), list[str]()
     experimenter = Scripted(tmp_path, {0.5: 0.015}, noise=0.02)
     judge(experimenter, [contender(1, 0.5)], study)
     (same,) = judge(experimenter, [contender(1, 0.5)], study, confirm_seeds=8, on_note=told.append)
@@ -161,7 +168,7 @@ def test_one_further_seed_brings_a_second_one_along(tmp_path: Path) -> None:
 
 
 def test_an_edited_question_draws_on_the_error_that_is_left(tmp_path: Path) -> None:
-    study = optuna.create_study()
+    study = new_study()
     experimenter = Scripted(tmp_path, {0.5: 0.015}, noise=0.001)
     (first,) = judge(experimenter, [contender(1, 0.5, "o2", 0.05)], study)
     assert first.verdict is Verdict.CONFIRMED
@@ -239,7 +246,7 @@ judge_timed = functools.partial(judge, file=TIMED)
 
 
 def test_a_plan_tested_by_a_later_command_is_timed_beside_o0_again(tmp_path: Path) -> None:
-    study, experimenter = optuna.create_study(), Busy(tmp_path, {0.5: 0.001, 0.7: 0.001})
+    study, experimenter = new_study(), Busy(tmp_path, {0.5: 0.001, 0.7: 0.001})
     experimenter.busy = 3.0
     (first,) = judge_timed(experimenter, [contender(1, 0.5)], study)
     experimenter.busy = 1.0
@@ -268,7 +275,7 @@ def test_a_run_of_o0_that_diverged_gives_no_time(tmp_path: Path) -> None:
         ends = job.seed == 1001 and not job.config.resolve("O1").grad_freeze
         return replace(run, metric=math.nan, diverged=True, seconds=0.1) if ends else run
 
-    study, told = optuna.create_study(), list[str]()
+    study, told = new_study(), list[str]()
     experimenter = Busy(tmp_path, {0.5: 0.001}, timed=timed)
     (record,) = judge_timed(experimenter, [contender(1, 0.5)], study, on_note=told.append, confirm_seeds=12)
     assert record.verdict is Verdict.CONFIRMED
@@ -305,7 +312,7 @@ def test_pairs_are_planned_for_the_rounds_that_several_trainers_have_time_for(
 
 @pytest.mark.parametrize("runs_left", [1, 2, 3, 7])
 def test_a_round_that_was_interrupted_is_trained_again(tmp_path: Path, runs_left: int) -> None:
-    study, experimenter = optuna.create_study(), Busy(tmp_path, {0.5: 0.001})
+    study, experimenter = new_study(), Busy(tmp_path, {0.5: 0.001})
     experimenter.busy, experimenter.runs_left = 3.0, runs_left
     with pytest.raises(KeyboardInterrupt):
         judge_timed(experimenter, [contender(1, 0.5)], study)
@@ -317,7 +324,7 @@ def test_a_round_that_was_interrupted_is_trained_again(tmp_path: Path, runs_left
 
 
 def test_a_round_that_would_not_end_in_time_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study, experimenter = optuna.create_study(), Clocked(tmp_path, {0.5: 0.001, 0.7: 0.001})
+    study, experimenter = new_study(), Clocked(tmp_path, {0.5: 0.001, 0.7: 0.001})
     monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
     judge_timed(experimenter, [contender(1, 0.5)], study)
     before, other = calls(tmp_path), contender(2, 0.7)
@@ -347,7 +354,7 @@ def test_a_test_that_the_time_cuts_is_read_there_and_goes_on_later(
         folder.mkdir(exist_ok=True)
         experimenter = Slowing(folder, {0.5: drop}, noise=0.004)
         monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
-        study = studies.setdefault(drop, optuna.create_study())
+        study = studies.setdefault(drop, new_study())
         warm_ups = WarmUps(TIMED, folder, experimenter)
         confirmation = Confirmation(study, TIMED, experimenter, warm_ups, deadline=27.0 + more_seconds)
         (record,) = confirmation.judge({"o1": [contender(1, 0.5)]})
@@ -396,7 +403,7 @@ def test_what_runs_take_besides_their_steps_counts_when_a_test_is_planned(
 def test_where_time_is_short_the_plan_that_is_tested_first_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadline: float, seeds: int | None, is_together: bool
 ) -> None:
-    experimenter, study = Clocked(tmp_path, {0.5: 0.019, 0.7: 0.019}, noise=0.02), optuna.create_study()
+    experimenter, study = Clocked(tmp_path, {0.5: 0.019, 0.7: 0.019}, noise=0.02), new_study()
     monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
     faster = contender(2, 0.7)
     pool = [contender(1, 0.5), replace(faster, trial=replace(faster.trial, relative_step_time=0.7))]
@@ -411,7 +418,7 @@ def test_where_time_is_short_the_plan_that_is_tested_first_has_it(
 
 def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> CandidateRecord:
     """Judge a plan of which the search has seen that it compiles for so long, in 110 seconds."""
-    experimenter, study = Clocked(folder, {0.5: 0.015}, noise=0.02), optuna.create_study()
+    experimenter, study = Clocked(folder, {0.5: 0.015}, noise=0.02), new_study()
     monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
     config = contender(1, 0.5).config.with_values({"runtime.compile": "default"})
     plan = FILE.plans.resolve(config, "O1")

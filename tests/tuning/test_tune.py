@@ -45,6 +45,7 @@ from workbench.study import (
     StudyChangedError,
     StudyError,
     StudyFailedError,
+    StudyStoppedError,
     TuneProgress,
     export_study,
     read_result,
@@ -344,6 +345,16 @@ def test_a_task_whose_code_has_changed_is_refused_and_named(tmp_path: Path) -> N
     tune(directory, trials=3, make_experimenter=of_code(my_task="a other", layers="b"))
     with pytest.raises(StudyChangedError, match=r"task has changed since the study began \(layers.py\)"):
         tune(directory, trials=3, make_experimenter=of_code(my_task="a", layers="d"))
+
+
+def test_a_task_may_change_its_metric_before_anything_is_measured(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SEARCH)
+    named = {"metric_name": "accuray", "environment": lambda: {"sources": {"my_task.py": "a"}}}
+    with pytest.raises(StudyStoppedError):
+        tune(directory, trials=1, stop=iter([False] * 3 + [True] * 9).__next__, make_experimenter=making(**named))
+    assert stored_trials(directory)
+    result = tune(directory, trials=1, make_experimenter=of_code(my_task="b"))
+    assert result.metric_name == "accuracy"
 
 
 def test_a_changed_task_goes_on_under_a_new_baseline_when_told_so(tmp_path: Path) -> None:

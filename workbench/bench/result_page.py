@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from workbench.bench.questions import benchmarks
 from workbench.core.files import write_text_atomically
 
-_HEAD: Final = ("measured", "value", "95 % interval", "goal", "verdict")
+_HEAD: Final = ("measured", "value", "95 % interval", "goal", "verdict", "bench")
 
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:
@@ -35,18 +35,19 @@ def page(answers: Sequence[Mapping[str, Any]]) -> str:
         shown = shown_findings(answer["name"], answer["findings"])
         if not shown:
             continue
-        rows += [(*_row(finding)[:5], f"`{answer['name']}`") for finding in shown]
-        machine, load = answer["environment"], answer["load_average"]["before"]
+        rows += [(*_row(finding), f"`{answer['name']}`") for finding in shown]
+        machine = answer["environment"]
         others = answer.get("cores_of_others")  # None: written by version 0.6.0 or before
         words = [f"{machine['cpu']}, {machine['cores']} cores", f"Python {machine['python']}"]
-        words += [f"torch {machine['versions']['torch']}"]
-        words += [f"load {load:.1f} before"] if load is not None else []
+        words += [f"torch {machine['versions']['torch']}", f"load {answer['load_average']['before']:.1f} before"]
         words += [f"others took {others:.2f} cores"] if others is not None else []
         told.append(f"* `{answer['command']}`: {', '.join(words)}, {answer['seconds']:.0f} s.")
     head = (
         "Written by `workbench bench --out`. Every other line that was measured is in the JSON file of its benchmark."
     )
-    return "\n\n".join(["# Measured here", head, _table((*_HEAD, "bench"), rows), "\n".join(told)]) + "\n"
+    table = ["| " + " | ".join(_HEAD) + " |", "|" + " --- |" * len(_HEAD)]
+    table += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n\n".join(["# Measured here", head, "\n".join(table), "\n".join(told)]) + "\n"
 
 
 def shown_findings(name: str, findings: Sequence[Any]) -> list[Any]:
@@ -64,19 +65,13 @@ def scale_and_unit(unit: str, value: float) -> tuple[float, str]:
 
 
 def _row(finding: Mapping[str, Any]) -> tuple[str, ...]:
-    what, goal, verdict, note = (finding[name] for name in ("what", "goal", "verdict", "note"))
+    what, goal, verdict = (finding[name] for name in ("what", "goal", "verdict"))
     if finding["value"] is None:
-        return what, "-", "-", "-" if goal is None else f"{goal:g}", verdict, note
+        return what, "-", "-", "-" if goal is None else f"{goal:g}", verdict
     scale, unit = scale_and_unit(finding["unit"], finding["value"])
     value, low, high = (f"{finding[name] * scale:.3g}" for name in ("value", "low", "high"))
     wanted = "-" if goal is None else f"<= {goal * scale:.4g}{unit}"
-    return what, f"{value}{unit}", f"{low} to {high}", wanted, "**missed**" if verdict == "missed" else verdict, note
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
+    return what, f"{value}{unit}", f"{low} to {high}", wanted, "**missed**" if verdict == "missed" else verdict
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run import side_by_side
 from workbench.study.run.job import Monitor, RunStep, Trained, TrainJob
+from workbench.study.run.objective import metric_scale_of
 from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
 
@@ -50,6 +51,7 @@ class ConfirmationRounds:
 
     def __post_init__(self) -> None:
         self.runs = runs = ConfirmationRuns(self.study, self.file)
+        self.metric = metric_scale_of(self.study.user_attrs)
         self.cut_short = False  # whether the time was over before all were trained
         self._n_ended = 0  # over all tests: a further one does not seem to begin from zero
         complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

@@ -18,7 +18,6 @@ from typing import Any
 
 from workbench.config import Plan
 from workbench.core import paired_bounds
-from workbench.core.metric_scale import MetricScale
 from workbench.core.paired_bounds import TimeRatio, decide
 from workbench.core.records import CandidateRecord, Verdict, timed_per
 from workbench.core.text import format_duration
@@ -56,8 +55,7 @@ class Confirmation(ConfirmationRounds):
         self._trained_alongside: list[Contender] = []
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
         gap = paired_bounds.smallest_gap(metrics_seen(self.study))
-        higher = self.experimenter.higher_is_better
-        self._scale: dict[str, Any] = {"higher_is_better": higher, "resolution": gap or None}
+        self._scale: dict[str, Any] = {"higher_is_better": self.metric.higher_is_better, "resolution": gap or None}
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
         """Test the best contenders of each export in turn, until as many as the file asks for are not refuted.
@@ -153,7 +151,7 @@ class Confirmation(ConfirmationRounds):
             if not is_at_full_level and smallest > 2.0 * drop:
                 return "it was not tested over seeds: after the tests before it there was time for too few seeds"
             seconds = self._seconds_per_pair(contender)
-            written = MetricScale(self.experimenter.metric_name).difference_text
+            written = self.metric.difference_text
             takes = f", about {format_duration(max(n_pairs - n_pilots, 0) * seconds)}" if math.isfinite(seconds) else ""
             self.on_note(
                 f"{contender.target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that "
@@ -257,7 +255,7 @@ class Confirmation(ConfirmationRounds):
             judged = replace(judged, quality=replace(judged.quality, reason=why_untested or judged.quality.reason))
         sentence = planned_tests.sentence(
             judged,
-            self.experimenter.metric_name,
+            self.metric.name,
             per="to the target" if self.runs.count_steps else timed_per(self.file.study.objective),
             next_error=planned_tests.further_error(self.runs.n_further(contender.target)),
             seconds_per_pair=self._seconds_per_pair(contender),
@@ -320,7 +318,7 @@ class Confirmation(ConfirmationRounds):
         measured = self._step_time(contender)
         if measured is None or not self.runs.count_steps:
             return self._untested_ratio(contender)
-        higher, drop, times = self.experimenter.higher_is_better, contender.allowed_drop, []
+        higher, drop, times = self.metric.higher_is_better, contender.allowed_drop, []
         for given, mine in pairs:
             metric = metric_of(given)
             first, second = (steps_within(one.curve, metric, drop, higher_is_better=higher) for one in (given, mine))

@@ -6,10 +6,9 @@ import math
 
 import optuna
 
-from workbench.core.metric_scale import MetricScale
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Trained
-from workbench.study.run.objective import baseline_trial, metric_deficit
+from workbench.study.run.objective import baseline_trial, metric_deficit, metric_scale_of
 
 _DEVIATIONS = 2.0  # of a run: the untrained network is evaluated for one seed only
 # Standard deviations of O0 to the allowed drop: twenty pairs then confirm what is better by more than the drop.
@@ -26,8 +25,8 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
     if trial is None:
         return ""
     trained, attributes = Trained.from_json(trial.user_attrs["trained"]), study.user_attrs
-    higher, metric = bool(attributes["higher_is_better"]), MetricScale(str(attributes["metric_name"]))
-    gain = metric_deficit(trained.metric, trained.untrained, higher_is_better=higher)
+    metric = metric_scale_of(attributes)
+    gain = metric_deficit(trained.metric, trained.untrained, higher_is_better=metric.higher_is_better)
     drop = float(attributes["allowed_drops"][file.allowed_drop.target])
     luck = _DEVIATIONS * float(trial.user_attrs.get("spread", 0.0))
     if not math.isfinite(gain) or gain > max(drop, luck):
@@ -47,7 +46,7 @@ def tight_drop(study: optuna.Study, file: StudyFile) -> str:
     trial, attributes = baseline_trial(study), study.user_attrs
     spread = 0.0 if trial is None else float(trial.user_attrs.get("spread", 0.0))
     drop = float(attributes["allowed_drops"][file.allowed_drop.target])
-    metric = MetricScale(str(attributes["metric_name"]))
+    metric = metric_scale_of(attributes)
     if drop == 0.0:  # what ends as the task as given does is as likely worse as better, if seeds differ or not
         why = f"No drop of the {metric.name} is allowed"
     elif spread > _TIGHT * drop:

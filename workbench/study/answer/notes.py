@@ -28,6 +28,7 @@ from workbench.core.credentials import hide_passwords
 from workbench.core.records import TrialRecord, objective_title
 from workbench.core.trial_counts import outcome_of
 from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.objective import metric_scale_of
 from workbench.study.run.patience import STORAGE_ERRORS
 from workbench.study.store.study_storage import StudyStorage
 from workbench.study.store.transactions import one_transaction
@@ -121,15 +122,10 @@ class Notes:
         if self._study.metric_names is not None:
             return
         objective = self._file.study.objective
-        metric = [metric_name_of(self._study.user_attrs)] if objective == "pareto" else []
+        metric = [metric_scale_of(self._study.user_attrs).name] if objective == "pareto" else []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study.set_metric_names([*metric, objective_title(objective)])
-
-
-def metric_name_of(attributes: Mapping[str, Any]) -> str:
-    """Return the name of a study's metric, from the study's attributes."""
-    return str(attributes.get("metric_name", "metric"))
 
 
 def _rows(prefix: str, version: int, body: str, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,7 +193,7 @@ def study_note(
     file: StudyFile, attributes: Mapping[str, Any], trials: Sequence[TrialRecord], answer: Sequence[str]
 ) -> str:
     """Return what a study with these attributes asks, in Markdown, and the answer if it is known."""
-    metric, allowed_drops = metric_name_of(attributes), attributes.get("allowed_drops", {})
+    metric, allowed_drops = metric_scale_of(attributes).name, attributes.get("allowed_drops", {})
     baseline = next((trial for trial in trials if trial.number == 0 and math.isfinite(trial.metric)), None)
     settings = ", ".join(f"`{path}` = {json.dumps(value)}" for path, value in file.baseline_values.items())
     reached = f"; it reached {metric} {baseline.metric:.5g}" if baseline is not None else ""
@@ -233,7 +229,7 @@ def trial_note(trial: TrialRecord, attributes: Mapping[str, Any]) -> str:
         lines.append(f"* {speed:.2f} x the speed of O0 per step ({low:.2f} to {high:.2f})")
     if math.isfinite(trial.metric):
         worse = f"{trial.metric_deficit:+.4g}" if math.isfinite(trial.metric_deficit) else "unknown"
-        metric = metric_name_of(attributes)
+        metric = metric_scale_of(attributes).name
         lines.append(f"* {metric} {trial.metric:.5g}, drop {worse} of {trial.allowed_drop:g} allowed")
     message = f": {hide_passwords(trial.message)}" if trial.message else ""
     lines.append(f"* **{outcome_of(trial, attributes.get('allowed_drops'))}**{message}")

@@ -21,13 +21,13 @@ from workbench.study.answer.doubts import learns_nothing
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.not_exported import faster_untested, nothing_found
-from workbench.study.answer.notes import Notes, metric_name_of, note_trial, with_notes
+from workbench.study.answer.notes import Notes, note_trial, with_notes
 from workbench.study.answer.selection import select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
-from workbench.study.run.objective import baseline_trial
+from workbench.study.run.objective import baseline_trial, metric_scale_of
 from workbench.study.run.warm_up import WarmUpError, find_warm_up
 from workbench.study.set_up.attribution import attribution_of, told_apart
 from workbench.study.set_up.standing import SURE, baseline_metrics, standing_now, without_reference
@@ -185,13 +185,13 @@ def _result(
 ) -> StudyResult:
     """Return the answer without its files and messages; before candidates were judged without choices, too."""
     attributes, trials = study.user_attrs, _judged(study, file)
-    metric, drops = metric_name_of(attributes), attributes.get("allowed_drops", {})
+    metric, drops = metric_scale_of(attributes), attributes.get("allowed_drops", {})
     # Sentences were stored with a command; the study's folder may be called otherwise by now.
     here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
     candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
     choices: dict[str, Choice] = {}
     for target, drop in drops.items() if is_judged else ():
-        nothing = nothing_found(trials, float(drop), metric, file)
+        nothing = nothing_found(trials, float(drop), metric.name, file)
         choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
         tested = {one.trial_number for one in candidates if one.target == target}
         untested = faster_untested(choice, trials, tested, attributes)
@@ -203,8 +203,8 @@ def _result(
         name=file.study.name,
         directory=directory,
         task=file.study.task,
-        metric_name=metric,
-        higher_is_better=bool(attributes.get("higher_is_better", True)),
+        metric_name=metric.name,
+        higher_is_better=metric.higher_is_better,
         objective=file.study.objective,
         n_trials=int(attributes.get("n_trials", file.study.n_trials)),
         trials=trials,

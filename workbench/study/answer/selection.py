@@ -23,7 +23,7 @@ from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.objective import finished_baseline, steps_within
+from workbench.study.run.objective import finished_baseline, metric_scale_of, steps_within
 from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
 from workbench.study.store.stored_records import GIVEN, trials_of
@@ -58,7 +58,7 @@ def contenders(study: optuna.Study, file: StudyFile) -> dict[str, list[Contender
     trials, policy = trials_of(study), study.user_attrs.get("loss_scale_policy")
     number = finished_baseline(study).number
     baseline = next(one for one in trials if one.number == number)
-    higher = bool(study.user_attrs["higher_is_better"])
+    higher = metric_scale_of(study.user_attrs).higher_is_better
     searched = [dimension.path for dimension in file.dimensions]
     pools: dict[str, list[Contender]] = {}
     for target, drop in study.user_attrs["allowed_drops"].items():

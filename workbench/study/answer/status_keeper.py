@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 import optuna
 
@@ -38,12 +38,10 @@ class StatusKeeper:
         if time.monotonic() >= self._due:
             self._write(phase)
 
-    def __enter__(self) -> StatusKeeper:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._write()
 
     def _write(self, phase: str = "") -> None:

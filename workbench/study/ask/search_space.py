@@ -155,6 +155,13 @@ class SearchedSpace:
         """The ranges among `distributions`."""
         return {path: one for path, one in self.distributions.items() if not isinstance(one, CategoricalDistribution)}
 
+    @property
+    def start(self) -> BoostConfig:
+        """What a trial starts from, but at level O0: in mode manual where switches are searched and the mode is not."""
+        paths = {one.path for one in self.dimensions}
+        is_manual = not paths.isdisjoint(_SWITCHES) and "boost.mode" not in paths
+        return self.base.with_values({"boost.mode": "manual"}) if is_manual else self.base
+
     def suggest(self, draws: Draws) -> Suggestion:
         """Draw one trial's configuration: only what is in effect, given what was drawn before it.
 
@@ -164,7 +171,7 @@ class SearchedSpace:
         """
         values: dict[str, Any] = {one.path: one.draw(draws) for one in self.dimensions if one.path == "level"}
         level = values.get("level", _USUAL_LEVEL)
-        config, drawn = _beginning(level, self.dimensions, self.base)
+        config, drawn = _beginning(level, self)
         read: dict[str, Any] = {}  # drawn and set, for conditions to read
         unset: dict[str, Any] = {}  # drawn, and not read by any condition yet: a search makes thousands of these
         for place, one in enumerate(drawn):
@@ -188,7 +195,7 @@ def plans_by_level(space: SearchedSpace) -> dict[str, str | None]:
     """Return for each level the one plan that a trial can have there, by its key; None where several are drawn."""
     found: dict[str, str | None] = {}
     for level in next((one.choices for one in space.dimensions if one.path == "level"), (_USUAL_LEVEL,)):
-        config, waiting = _beginning(level, space.dimensions, space.base)
+        config, waiting = _beginning(level, space)
         found[level] = None
         try:  # what has a single value never makes a second plan
             config = config.with_values({one.path: one.extremes[0] for one in waiting if one.is_setting})
@@ -205,15 +212,11 @@ def all_off(base: BoostConfig) -> BoostConfig:
     return base.with_values({"boost.mode": "disable_all"})
 
 
-def _beginning(
-    level: str, dimensions: Sequence[Dimension], base: BoostConfig
-) -> tuple[BoostConfig, Sequence[Dimension]]:
+def _beginning(level: str, space: SearchedSpace) -> tuple[BoostConfig, Sequence[Dimension]]:
     """Return where a suggestion begins: its configuration, and what may be drawn, in the order of drawing."""
-    is_off, paths = level == "O0", {one.path for one in dimensions}
-    config = all_off(base) if is_off else base
-    if not is_off and not paths.isdisjoint(_SWITCHES) and "boost.mode" not in paths:
-        config = base.with_values({"boost.mode": "manual"})
-    drawn = [one for one in dimensions if one.path != "level" and not (is_off and one.path.startswith("boost."))]
+    is_off = level == "O0"
+    config = all_off(space.base) if is_off else space.start
+    drawn = [one for one in space.dimensions if one.path != "level" and not (is_off and one.path.startswith("boost."))]
     # Choices before ranges, most of which belong to one; studies of earlier versions were drawn so, too.
     drawn.sort(key=lambda one: one.kind != "choice")
     return config, [drawn[place] for place in _parents_first(tuple(one.parameter for one in drawn))]

@@ -147,9 +147,7 @@ def mapped_values(plan: EarlierPlan, space: SearchedSpace) -> tuple[dict[str, An
     searched = {dimension.path for dimension in space.dimensions}
     if "boost.mode" in searched:
         return values, remarks
-    manual = any(path.startswith("boost.") for path in searched)
-    unsearched = space.base.with_values({"boost.mode": "manual"} if manual else {})
-    here, there = space.plans.resolve(unsearched, plan.level).in_effect(), resolved.in_effect()
+    here, there = space.plans.resolve(space.start, plan.level).in_effect(), resolved.in_effect()
     for switch in SWITCHES:
         if f"boost.{switch}" not in searched and (switch in there) != (switch in here):
             words = "on there and off here" if switch in there else "off there and on here"

@@ -70,13 +70,13 @@ def join_study(
         raise StudyError(
             f"`study.ranks` is {file.study.ranks}, and a worker trains alone; run such a study with `workbench tune`"
         )
-    check_limits(trials, timeout, grace_seconds)
+    check_limits(trials=trials, timeout=timeout, grace_seconds=grace_seconds)
     url = storage or kept.default_storage(directory)
     deadline = None if timeout is None else began + timeout
     with kept.quiet_optuna():
         expert = experimenter_for(file, directory, make_experimenter)
         experimenter = StoppableExperimenter(expert, stop, deadline)
-        allowed = file.allowed_drops(experimenter.metric_name)
+        allowed = file.allowed_drops(expert.metric_name)
         database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds)
         study = kept.open_study(database, file, expert)
         file = kept.on_its_network(file, study)
@@ -102,10 +102,20 @@ def join_study(
         )
 
 
-def check_limits(trials: int | None, timeout: float | None, grace_seconds: float | None = None) -> None:
+def check_limits(
+    *,
+    trials: int | None,
+    timeout: float | None,
+    grace_seconds: float | None = None,
+    confirm_seeds: int | None = None,
+    jobs: int | None = None,
+) -> None:
     """Refuse limits of a command that nothing could keep to."""
-    if trials is not None and not trials >= 1:
-        raise StudyError(f"--trials must be at least 1, got {trials}")
+    if confirm_seeds is not None and not confirm_seeds >= 2:
+        raise StudyError(f"--confirm-seeds must be at least 2, since one pair has no spread, got {confirm_seeds}")
+    for option, number in (("--trials", trials), ("--jobs", jobs)):
+        if number is not None and not number >= 1:
+            raise StudyError(f"{option} must be at least 1, got {number}")
     for option, seconds in (("--timeout", timeout), ("--grace", grace_seconds)):
         if seconds is not None and not seconds > 0.0:
             raise StudyError(f"{option} must be greater than 0 seconds, got {seconds}")

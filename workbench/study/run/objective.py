@@ -22,6 +22,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import BoostConfig, ConfigError, Plan
+from workbench.core.metric_scale import MetricScale
 from workbench.study.ask.search_space import Suggestion, all_off, suggest
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyFailedError
@@ -38,6 +39,7 @@ _PENALTY = 10.0
 _TIMED_AS_MEASURED = frozenset({"speed", "time_to_quality"})
 """Objectives whose value is the relative time as it was measured: of a step, or of a whole run."""
 
+Curve = Sequence[tuple[int, float]]
 
 AS_O0 = SpeedMeasured(1.0, 1.0, 1.0)
 """The speed of O0 itself, and of what was not timed."""
@@ -74,7 +76,7 @@ def metric_deficit(baseline: float, metric: float, *, higher_is_better: bool) ->
     return baseline - metric if higher_is_better else metric - baseline
 
 
-def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher_is_better: bool) -> float:
+def steps_to_target(curve: Curve, target: float, *, higher_is_better: bool) -> float:
     """Return the micro-batches until a curve first reaches the target, interpolated linearly; inf if it never does."""
     sign = 1.0 if higher_is_better else -1.0
     before: tuple[int, float] | None = None
@@ -88,9 +90,7 @@ def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher
     return math.inf
 
 
-def steps_within(
-    curve: Sequence[tuple[int, float]], baseline: float, allowed: float, *, higher_is_better: bool
-) -> float:
+def steps_within(curve: Curve, baseline: float, allowed: float, *, higher_is_better: bool) -> float:
     """Return the micro-batches until a curve is worse than a baseline's metric by the allowed drop, or by less."""
     target = baseline - allowed if higher_is_better else baseline + allowed
     return steps_to_target(curve, target, higher_is_better=higher_is_better)
@@ -150,7 +150,7 @@ class Prospect:
 
 
 def prospect(
-    curve: Sequence[tuple[int, float]],
+    curve: Curve,
     ratio: float,
     baseline: Baseline,
     allowed: float,
@@ -165,6 +165,12 @@ def prospect(
         return Prospect(ratio, reached=False)
     steps = steps_within(curve, baseline.metric, allowed, higher_is_better=baseline.higher_is_better)
     return Prospect(warm_up_steps + ratio * min(steps, float(curve[-1][0])), reached=math.isfinite(steps))
+
+
+def metric_scale_of(attributes: Mapping[str, Any]) -> MetricScale:
+    """Return how the metric of a study is written and which way is better, from the study's attributes."""
+    name = str(attributes.get("metric_name", "metric"))
+    return MetricScale(name, higher_is_better=bool(attributes.get("higher_is_better", True)))
 
 
 def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
@@ -201,7 +207,7 @@ class Objective:
         self.deadline = deadline
         self.trainers = list[Experimenter]()
         self._file, self._database, self._study, self._experimenter = file, database, study, experimenter
-        self._base = file.base_config()
+        self._base, self._metric = file.base_config(), metric_scale_of(study.user_attrs)
         self._plans, self._dimensions = file.plans, file.dimensions
         self._warm_ups, self._on_step = warm_ups, on_step
         self._reported: frozenset[int] = frozenset()  # steps at which the running trial was evaluated before
@@ -249,7 +255,7 @@ class Objective:
 
     def _keep_drops(self, trial: optuna.Trial, metric: float) -> None:
         """Store the allowed drops, now that O0's metric is known."""
-        drops = self._file.allowed_drops(self._experimenter.metric_name, metric)
+        drops = self._file.allowed_drops(self._metric.name, metric)
         self._study.set_user_attr("allowed_drops", drops)
         trial.set_user_attr("allowed_drop", drops[self._file.allowed_drop.target])
 
@@ -268,7 +274,7 @@ class Objective:
         trained = self._train(trial, plan, NO_WARM_UP, None)
         trial.set_user_attr("trained", trained.to_json())
         if trained.diverged or math.isnan(trained.metric):
-            why = trained.message or f"its {self._experimenter.metric_name} is NaN"
+            why = trained.message or f"its {self._metric.name} is NaN"
             raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
         self._keep_drops(trial, trained.metric)
         trial.set_user_attr("speed", AS_O0.to_json())
@@ -420,8 +426,7 @@ class Objective:
         return Trained.from_json(finished_baseline(self._study).user_attrs["trained"])
 
     def _baseline_of(self, trained: Trained) -> Baseline:
-        higher = self._experimenter.higher_is_better
-        return Baseline(trained.metric, trained.curve, higher, self._file.study.budget_steps)
+        return Baseline(trained.metric, trained.curve, self._metric.higher_is_better, self._file.study.budget_steps)
 
     def _equal_plan(self, plan: Plan) -> FrozenTrial | None:
         keys = {"plan_key": plan.key(), "training_key": plan.training_key()}  # version 0.6 stored the first only

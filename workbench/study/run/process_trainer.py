@@ -24,7 +24,7 @@ from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, RunStep
 from workbench.study.run.places import SECONDS_TO_END, Place, search_at
-from workbench.study.run.runner import Experimenter, ExperimenterWrapper, LostTrialError, end_if_asked
+from workbench.study.run.runner import Experimenter, LostTrialError, end_if_asked
 from workbench.study.run.searching import Search
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ProcessCrew:
     ) -> None:
         asked = (directory, make, jobs, os.getpid())
         places = range(jobs if jobs > 1 else 0)
-        self._processes = [ProcessTrainer(here, (place, *asked), self._wait_until_loaded) for place in places]
+        self._processes = [ProcessTrainer((place, *asked), self._wait_until_loaded) for place in places]
         self._loading, self._have_loaded = threading.Lock(), False
         n_alike = len(places)
         if make is None and n_alike:  # a fake needs no torch
@@ -93,16 +93,13 @@ class ProcessCrew:
         self._have_loaded = False
 
 
-class ProcessTrainer(ExperimenterWrapper):
+class ProcessTrainer:
     """Runs jobs in a process of its own, which is replaced if it dies.
 
     ``wait``, called before each job with what may end the waiting, returns when there is room for it.
     """
 
-    def __init__(
-        self, here: Experimenter, asked: tuple[Any, ...], wait: Callable[[Callable[[], bool] | None], None]
-    ) -> None:
-        super().__init__(here)
+    def __init__(self, asked: tuple[Any, ...], wait: Callable[[Callable[[], bool] | None], None]) -> None:
         self._asked, self._wait = asked, wait
         self._context = multiprocessing.get_context("spawn")
         self.process: SpawnProcess | None = None

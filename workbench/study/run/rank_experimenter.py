@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.study.errors import StudyError
 from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor, OutcomeT, ReplayJob
-from workbench.study.run.runner import Experimenter, ExperimenterWrapper
+from workbench.study.run.runner import Experimenter
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,11 @@ def follow(experimenter: Experimenter) -> Any:
             continue
 
 
-class LeadingExperimenter(ExperimenterWrapper):
+class LeadingExperimenter:
     """Rank 0's experimenter: has the other ranks run each job together with its own."""
+
+    def __init__(self, inner: Experimenter) -> None:
+        self._inner = inner
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job over all ranks; times are by this rank's clock."""

@@ -29,7 +29,7 @@ from workbench.core.text import first_line
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyError
 from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
-from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob
+from workbench.study.run.job import UNMONITORED, Job, Monitor, ReplayJob
 from workbench.study.run.places import Place, search_at
 from workbench.study.run.ray_resources import parse_resources
 from workbench.study.run.ray_worker import Files, RayStudy, RayWorker, TaskFacts, sent, write_run
@@ -185,7 +185,7 @@ def _summary(ray: Any) -> str:
 class Slot:
     """Where trials run one after the other: a worker, with room for all ranks of a trial in a placement group.
 
-    Making one asks Ray for room and does not wait for it.
+    Making one asks Ray for room and does not wait for it. It is a `TaskExpert` once its task has been loaded.
     """
 
     def __init__(self, ray: Any, study: RayStudy) -> None:
@@ -199,12 +199,20 @@ class Slot:
         """Return a Ray reference that is ready when the slot is."""
         return self._worker.__ray_ready__.remote()
 
-    def facts(self) -> TaskFacts:
-        """Return what the worker knows of the task, which it loads."""
+    def load(self) -> None:
+        """Load the task there, and take note of what the worker knows of it."""
         facts: TaskFacts = self._call("loading", None, lambda: self._ray.get(self._worker.facts.remote()))
-        return facts
+        self.metric_name, self.higher_is_better, self.data_hash, self._machine, self._network = facts
 
-    def run(self, job: Job[Any], monitor: Monitor) -> Any:
+    def environment(self) -> dict[str, Any]:
+        """Return versions, hardware and data of the worker's node, as plain values."""
+        return dict(self._machine)
+
+    def network_facts(self) -> NetworkFacts | None:
+        """Return what the task's network offers to the methods."""
+        return self._network
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         """Let the worker run a job, again where it dies; a run directory that is not shared is brought back."""
         folder = self._study.folder.path
         if isinstance(job, ReplayJob):  # arithmetic on a run that is here
@@ -271,39 +279,18 @@ class Slot:
             self._start()
 
 
-class RayExperimenter:
-    """Trains in a slot; the driver keeps the study, and what the search knows of pruning and progress."""
-
-    def __init__(self, slot: Slot, facts: TaskFacts) -> None:
-        self._slot = slot
-        self.metric_name, self.higher_is_better, self.data_hash, self._machine, self._network = facts
-
-    def environment(self) -> dict[str, Any]:
-        """Return versions, hardware and data of the node that was asked, as plain values."""
-        return dict(self._machine)
-
-    def network_facts(self) -> NetworkFacts | None:
-        """Return what the task's network offers to the methods."""
-        return self._network
-
-    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job there."""
-        outcome: OutcomeT = self._slot.run(job, monitor)
-        return outcome
-
-
 class RayCrew:
     """The slots of a study in the cluster: the first for everything that is done one by one, more from their first use.
 
-    Further slots are asked for when they are needed first, and kept: tasks are loaded once.
+    Further slots are asked for when they are needed first, and kept: tasks are loaded once. The driver keeps the study,
+    and what the search knows of pruning and progress.
     """
 
     def __init__(self, ray: Any, study: RayStudy, first: Slot, jobs: int) -> None:
-        self._ray, self._study, self._first, self.jobs = ray, study, first, jobs
-        self._facts = first.facts()
+        first.load()
+        self._ray, self._study, self.experimenter, self.jobs = ray, study, first, jobs
         self._more: list[Slot] = []
         self._asked_at = 0.0
-        self.experimenter = self._trainer(first)
 
     def close(self) -> None:
         """Give back what was asked for beyond the first slot."""
@@ -315,12 +302,12 @@ class RayCrew:
         began = {one.ready(): one for one in self._others()}
         left = max(self._asked_at + _ROOM_SECONDS - time.monotonic(), _POLL_SECONDS)
         ready = self._ray.wait([*began], num_returns=len(began), timeout=left)[0] if began else []
-        return [self.experimenter, *(self._trainer(began[one]) for one in ready)] if ready else []
+        return [self.experimenter, *(began[one] for one in ready)] if ready else []
 
     def search(self, search: Search, on_poll: Callable[[], None]) -> None:
         """Go on with a search in all slots, as `search_at` does."""
         if self.jobs > 1:
-            search_at([self._place(slot) for slot in (self._first, *self._others())], search, on_poll)
+            search_at([self._place(slot) for slot in (self.experimenter, *self._others())], search, on_poll)
 
     def _others(self) -> Sequence[Slot]:
         if not self._more:
@@ -328,9 +315,6 @@ class RayCrew:
             self._asked_at = time.monotonic()
         return self._more
 
-    def _trainer(self, slot: Slot) -> RayExperimenter:
-        return RayExperimenter(slot, self._facts)
-
     def _place(self, slot: Slot) -> Place:
         ready = slot.ready()
-        return Place(self._trainer(slot), slot.restart, lambda: bool(self._ray.wait([ready], timeout=_POLL_SECONDS)[0]))
+        return Place(slot, slot.restart, lambda: bool(self._ray.wait([ready], timeout=_POLL_SECONDS)[0]))

@@ -28,6 +28,13 @@ class LostTrialError(RuntimeError):
 class Experimenter(Protocol):
     """Runs the jobs of one task."""
 
+    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
+        """Run a job until it is done or its monitor ends it: a StudyStoppedError if a part of it is no result."""
+
+
+class TaskExpert(Experimenter, Protocol):
+    """An experimenter that also knows what a study keeps of its task and of the machine."""
+
     @property
     def metric_name(self) -> str:
         """Name of the task's metric."""
@@ -35,13 +42,6 @@ class Experimenter(Protocol):
     @property
     def higher_is_better(self) -> bool:
         """Direction of the metric."""
-
-    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
-        """Run a job until it is done or its monitor ends it: a StudyStoppedError if a part of it is no result."""
-
-
-class TaskExpert(Experimenter, Protocol):
-    """An experimenter that also knows what a study keeps of its task and of the machine."""
 
     @property
     def data_hash(self) -> str:
@@ -52,14 +52,6 @@ class TaskExpert(Experimenter, Protocol):
 
     def network_facts(self) -> NetworkFacts | None:
         """Return what the task's network offers to the methods; None where that is unknown."""
-
-
-class ExperimenterWrapper:
-    """What the wrappers of `run` have in common."""
-
-    def __init__(self, inner: Experimenter) -> None:
-        self._inner = inner
-        self.metric_name, self.higher_is_better = inner.metric_name, inner.higher_is_better
 
 
 def end_if_asked(stop: Callable[[], bool] | None) -> None:
@@ -81,7 +73,7 @@ class _Limits:
     deadline: float | None
 
 
-class StoppableExperimenter(ExperimenterWrapper):
+class StoppableExperimenter:
     """An experimenter that ends the study when asked or when its time is over: between two jobs and within one step.
 
     ``stop`` is asked from the thread that trains. The deadline, by ``time.monotonic()``, may be changed between two
@@ -91,8 +83,7 @@ class StoppableExperimenter(ExperimenterWrapper):
     def __init__(
         self, inner: Experimenter, stop: Callable[[], bool] | None = None, deadline: float | None = None
     ) -> None:
-        super().__init__(inner)
-        self._limits = _Limits(stop, deadline)
+        self._inner, self._limits = inner, _Limits(stop, deadline)
 
     @property
     def deadline(self) -> float | None:

@@ -37,7 +37,7 @@ from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import MakeExperimenter, TaskExperimenter, experimenter_for
 from workbench.study.run.joining import check_limits
-from workbench.study.run.objective import baseline_trial
+from workbench.study.run.objective import baseline_trial, metric_scale_of
 from workbench.study.run.places import about_places, idle_places
 from workbench.study.run.process_trainer import ProcessCrew
 from workbench.study.run.progress import StudyWatch, TuneProgress
@@ -90,7 +90,10 @@ def tune(
     """
     began = time.monotonic() if began is None else began
     file, directory = read_study(study_dir), study_folder(study_dir)
-    _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh or new_baseline, storage=storage)
+    check_limits(trials=trials, timeout=timeout, confirm_seeds=confirm_seeds, jobs=jobs)
+    begins_anew = fresh or new_baseline
+    if begins_anew and storage is not None:
+        raise StudyError("--fresh archives the SQLite file beside the study; with --storage give the study a new name")
     if ray is None:
         _check_ranks(file, study_dir, jobs)
     n_trials = file.study.n_trials if trials is None else trials
@@ -123,15 +126,15 @@ def tune(
                 crew = leaving.enter_context(ProcessCrew(file, directory, n_jobs, make_experimenter, expert))
             leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
             guard = StoppableExperimenter(leading or crew.experimenter, stop)
-            file.allowed_drops(guard.metric_name)
-            archived = kept.archive_study(directory) if fresh or new_baseline else None
+            file.allowed_drops(expert.metric_name)
+            archived = kept.archive_study(directory) if begins_anew else None
             database = kept.open_storage(url)
             end_if_asked(stop)
             study = kept.open_study(database, file, expert)
             file = kept.on_its_network(file, study)
             status = leaving.enter_context(StatusKeeper(study_dir, study, file, storage))
             leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
-            _keep_question(study, file, guard, n_trials)
+            _keep_question(study, file, n_trials)
             earlier = sources_in(archived) if new_baseline else []
             enqueue_warm_start(study, file, directory, [*warm_start, *earlier], n_trials)
             StaleTrials(database, study).put_back(alone=database.engine.name == "sqlite")
@@ -178,11 +181,12 @@ def tune(
         return result
 
 
-def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_trials: int) -> None:
+def _keep_question(study: optuna.Study, file: StudyFile, n_trials: int) -> None:
     finished = baseline_trial(study)
     # A drop may be a share of the baseline's value.
     value = () if finished is None else (finished.user_attrs["trained"]["metric"],)
-    allowed, target = file.allowed_drops(guard.metric_name, *value), file.allowed_drop.target
+    metric, target = metric_scale_of(study.user_attrs), file.allowed_drop.target
+    allowed = file.allowed_drops(metric.name, *value)
     if finished is not None and getattr(file.allowed_drop, target) is None:
         # The usual drop stays what it was when the study began: earlier versions knew fewer accuracies by their names.
         allowed[target] = study.user_attrs.get("allowed_drops", {}).get(target, allowed[target])
@@ -234,21 +238,3 @@ def _too_short(limit: float, needed: float) -> str:
     at_least = math.ceil(needed / (1.0 - _WRITING_SHARE))
     still = f"which still needs about {needed:.0f} s from the start of the command"
     return f"{too_short}, {still}; give it {at_least} s at least"
-
-
-def _check_arguments(
-    trials: int | None,
-    timeout: float | None,
-    confirm_seeds: int | None,
-    jobs: int | None,
-    *,
-    fresh: bool,
-    storage: str | None,
-) -> None:
-    check_limits(trials, timeout)
-    if confirm_seeds is not None and not confirm_seeds >= 2:
-        raise StudyError(f"--confirm-seeds must be at least 2, since one pair has no spread, got {confirm_seeds}")
-    if jobs is not None and not jobs >= 1:
-        raise StudyError(f"--jobs must be at least 1, got {jobs}")
-    if fresh and storage is not None:
-        raise StudyError("--fresh archives the SQLite file beside the study; with --storage give the study a new name")

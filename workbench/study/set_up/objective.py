@@ -85,7 +85,7 @@ class SetUpObjective(Objective):
             if not math.isfinite(metric_of(trained)):
                 lost[index] = trained
                 if len(lost) > n_runs // 2:
-                    why = trained.message or f"its {self._experimenter.metric_name} is NaN or infinite"
+                    why = trained.message or f"its {self._metric.name} is NaN or infinite"
                     seeds = ", ".join(str(self._file.study.seed + one) for one in lost)
                     raise StudyFailedError(
                         f"O0 itself does not train with seeds {seeds}, so there is nothing to compare with: {why}"
@@ -225,7 +225,7 @@ class SetUpObjective(Objective):
 
         Seeds on which the baseline diverges are left out: there is nothing to compare with.
         """
-        higher = self._experimenter.higher_is_better
+        higher = self._metric.higher_is_better
         compared = list[tuple[Trained, Run]]()
         known = self._trained_side_by_side(plan, indices) if len(indices) > 1 and self._n_places(plan) > 1 else {}
         for index in indices:

@@ -136,7 +136,7 @@ def compare_with_plain(confirmation: ConfirmationRounds, exported: Sequence[Cand
         # Metrics do not depend on the minute, so O0's may be of another round.
         beside = [(runs.run(runs.baseline_key, seed), runs.run(plan.key(), seed)) for seed in every]
         metrics = [(a.metric, b.metric) for a, b in beside if a is not None and b is not None and is_usable(a, b)]
-        drops = paired_drops(metrics, higher_is_better=confirmation.experimenter.higher_is_better)
+        drops = paired_drops(metrics, higher_is_better=confirmation.metric.higher_is_better)
         answer = replace(known, drop=sum(drops) / len(drops) if drops else math.nan)
         compiling = compile_seconds(taken, file, study.user_attrs)
         in_turn = [runs.together(seed, plan.key(), taken.key()) for seed in every]

@@ -192,6 +192,8 @@ def _refuse_another_task(study: optuna.Study, experimenter: TaskExpert) -> None:
             f"comparable with new ones; put it back, {_NEW_BASELINE}"
         )
     study.set_user_attr("environment", environment)
+    study.set_user_attr("metric_name", experimenter.metric_name)
+    study.set_user_attr("higher_is_better", experimenter.higher_is_better)
 
 
 def _other_data(before: str, now: str) -> str:
