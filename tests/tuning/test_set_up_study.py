@@ -41,10 +41,8 @@ from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, M
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.stages import (
-    confirmation_begins,
-    ends_of_search,
+    Timetable,
     has_found,
-    search_ends,
     settle,
     stage_ends,
     take_apart,
@@ -656,26 +654,28 @@ def test_a_search_that_finds_nothing_gets_the_confirmation_s_time(begun: Path) -
     with searching(begun, SurfaceRunner(begun)) as (file, study, _):
         assert file.study.timeout_seconds is None  # the command's own limit counts
         end = time.monotonic() + 400.0
-        first, later, last = (end - one for one in ends_of_search(study, file, end, 400.0) if one is not None)
+        ends = Timetable(study, file, end, 400.0).ends_of_search()
+        first, later, last = (end - one for one in ends if one is not None)
         assert first == pytest.approx(10 / 7 * later)  # ten pairs of runs, then seven
         assert last == 0.0
-        assert ends_of_search(study, file, None, None) == [None]
+        assert Timetable(study, file, None, None).ends_of_search() == [None]
         unconfirmed = file.model_copy(update={"confirm": file.confirm.model_copy(update={"enabled": False})})
-        assert ends_of_search(study, unconfirmed, end, 400.0) == [end]
+        assert Timetable(study, unconfirmed, end, 400.0).ends_of_search() == [end]
 
 
 def test_what_the_confirmation_does_not_need_of_its_share_the_search_has(begun: Path) -> None:
     with searching(begun, SurfaceRunner(begun)) as (file, study, _):
         end, limit = time.monotonic() + 4000.0, 4000.0
-        later, latest = (end - (search_ends(study, file, end, limit, places) or 0.0) for places in (1, 2))
+        times = [Timetable(study, file, end, limit, places) for places in (1, 2)]
+        later, latest = (end - (one.search_ends() or 0.0) for one in times)
         apart, share = file.set_up.attribution_share * limit, file.confirm.time_share * limit
         assert latest - apart == pytest.approx((later - apart) / 2.0), "two pairs at a time take half as long"
         assert later < apart + share
-        least = end - (confirmation_begins(study, file, end, limit) or 0.0)
+        least = end - (times[0].confirmation_begins() or 0.0)
         assert least == pytest.approx((later - apart) * file.confirm.seeds_min / file.confirm.usual_seeds)
-        tight = search_ends(study, file, end, limit / 1000.0)
+        tight = Timetable(study, file, end, limit / 1000.0).search_ends()
         assert tight == pytest.approx(end - (apart + share) / 1000.0), "no more than the shares"
-        assert search_ends(study, file, None, None) is None
+        assert Timetable(study, file, None, None).search_ends() is None
 
 
 class Evaluating(Clocked):
@@ -696,7 +696,7 @@ def test_evaluations_and_a_slow_leader_count_in_the_time_that_is_kept_for_the_co
         end = time.monotonic() + 1e5
 
         def kept() -> float:
-            return end - (confirmation_begins(study, file, end, 1e5) or 0.0)
+            return end - (Timetable(study, file, end, 1e5).confirmation_begins() or 0.0)
 
         assert kept() == pytest.approx(1.25 * 10 * (3 * 12.0 + 4.0 * (1.0 + 2 * 0.35)), rel=0.02)
         search.run_given({**BETTER, "schedule.length": 0.85}, {"n_seeds": 4})

@@ -87,6 +87,7 @@ class TaskExperimenter:
         if threads is not None:
             devices.use_threads(threads)
         self._task = load_task(task, folder=runs.parent) if isinstance(task, str) else task
+        self.metric_name, self.higher_is_better = str(self._task.metric_name), bool(self._task.higher_is_better)
         self._device = devices.select_device(device)
         self._runs = runs
         self._apart = False  # whether only one network fits while times are compared
@@ -97,16 +98,6 @@ class TaskExperimenter:
             self._kept = KeptBaseline()
         #: A baseline and its seed, its first losses and its first gradient.
         self._first_numbers: tuple[Any, list[float], torch.Tensor] | None = None
-
-    @property
-    def metric_name(self) -> str:
-        """Name of the task's metric."""
-        return str(self._task.metric_name)
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Direction of the metric."""
-        return bool(self._task.higher_is_better)
 
     @property
     def data_hash(self) -> str:

@@ -221,7 +221,7 @@ def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int | None) -> No
 def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[float | None, float | None]:
     """Return when the search must end, to leave the confirmation its share, and when all runs must.
 
-    A search for a set-up ends by `search_ends` instead, once it is known how long a run takes.
+    A search for a set-up ends by its `Timetable` instead, once it is known how long a run takes.
     """
     if limit is None:
         return None, None

@@ -28,13 +28,11 @@ from workbench.study.run.runner import Experimenter, StoppableExperimenter
 from workbench.study.run.searching import Search
 from workbench.study.set_up.runtime_choice import choose_runtime
 from workbench.study.set_up.stages import (
-    confirmation_begins,
-    ends_of_search,
+    Timetable,
     explain,
     find_plain,
     half_way,
     has_found,
-    search_ends,
     settle,
     stage_ends,
     take_apart,
@@ -93,8 +91,8 @@ class StudyStages:
     def find_set_up(self, *, searches: bool) -> None:
         """Search for the fastest set-up, in the stages of ``set_up/stages.py``, and find out what its parts are."""
         study, file, search, guard, limit = self.study, self.file, self.search, self.guard, self.limit
-        times = (self.deadline, limit, max(len(self.trainers()), 1))
-        end = search_ends(study, file, *times)
+        times = Timetable(study, file, self.deadline, limit, max(len(self.trainers()), 1))
+        end = times.search_ends()
         guard.deadline = stage_ends(end, limit, self.deadline)
         with contextlib.suppress(OutOfTimeError):
             choose_runtime(search.step_times(), self.watch.note, limit=limit)
@@ -107,11 +105,11 @@ class StudyStages:
             search.run_until(end)
         if not (has_found(study, file) if searches else self._compete()):
             # Nothing to take apart, or to confirm: the search has that time, too.
-            guard.deadline = confirmation_begins(study, file, *times)
+            guard.deadline = times.confirmation_begins()
             try_runtime_alone(search)
             search.run_until(guard.deadline)
         search.trainers = self.trainers()
-        for moment in ends_of_search(study, file, *times) if searches else ():
+        for moment in times.ends_of_search() if searches else ():
             guard.deadline = moment
             settle(search, deadline=moment)
             self.watch.phase("attribution")

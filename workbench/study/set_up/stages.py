@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 
 import optuna
 
@@ -92,53 +93,52 @@ def has_found(study: optuna.Study, file: StudyFile) -> bool:
     return first is not None and not study.get_trials(deepcopy=False)[first].user_attrs.get(PLAIN)
 
 
-def search_ends(
-    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None, places: int = 1
-) -> float | None:
-    """Return when the last set-up is drawn, so that attribution has its share of the time and confirmation enough.
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """When the stages of a search for a set-up end, by ``time.monotonic()``; None for never."""
 
-    Arguments as for `confirmation_begins`, which is later, since a confirmation may do with its fewest seeds.
-    """
-    if deadline is None or limit is None:
-        return deadline
-    confirming = _confirmation_seconds(study, file, limit, file.confirm.usual_seeds, places)
-    return deadline - confirming - file.set_up.attribution_share * limit
+    study: optuna.Study
+    file: StudyFile
+    deadline: float | None  # when everything ends
+    limit: float | None  # seconds of the whole command, of the study's file or the command's own
+    places: int = 1  # runs that are trained at a time
 
+    def search_ends(self) -> float | None:
+        """Return when the last set-up is drawn, so that attribution has its share of the time and confirmation enough.
 
-def ends_of_search(
-    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None, places: int = 1
-) -> list[float | None]:
-    """Return when a search ends: first if it has found something, else later, and at last with all the time there is.
+        A confirmation may begin later, since it may do with its fewest seeds.
+        """
+        if self.deadline is None or self.limit is None:
+            return self.deadline
+        confirming = self._confirmation_seconds(self.limit, self.file.confirm.usual_seeds)
+        return self.deadline - confirming - self.file.set_up.attribution_share * self.limit
 
-    The second end leaves time for a test of the fewest pairs. Arguments as for `confirmation_begins`.
-    """
-    first = confirmation_begins(study, file, deadline, limit, places)
-    if first is None or deadline is None or first == deadline:
-        return [first]
-    later = deadline - _SLACK * FEWEST_PAIRS * _seconds_by_clock(study, 1.0, _EXPECTED_TIME) / places
-    return [first, max(first, later), deadline]
+    def ends_of_search(self) -> list[float | None]:
+        """Return when a search ends: first if it has found something, else later, at last with all the time there is.
 
+        The second end leaves time for a test of the fewest pairs.
+        """
+        first, deadline = self.confirmation_begins(), self.deadline
+        if first is None or deadline is None or first == deadline:
+            return [first]
+        later = deadline - _SLACK * FEWEST_PAIRS * _seconds_by_clock(self.study, 1.0, _EXPECTED_TIME) / self.places
+        return [first, max(first, later), deadline]
 
-def confirmation_begins(
-    study: optuna.Study, file: StudyFile, deadline: float | None, limit: float | None, places: int = 1
-) -> float | None:
-    """Return when the confirmation must begin at the latest, to have its share of the time or its fewest seeds' time.
+    def confirmation_begins(self) -> float | None:
+        """Return when the confirmation begins at the latest, for its share of the time or its fewest seeds' time."""
+        is_asked = self.file.confirm.enabled and baseline_trial(self.study) is not None
+        if self.deadline is None or self.limit is None or not is_asked:
+            return self.deadline
+        seconds = self._confirmation_seconds(self.limit, self.file.confirm.seeds_min)
+        return max(self.deadline - seconds, time.monotonic())
 
-    ``deadline`` is when everything ends; both are by ``time.monotonic()``, None for never. ``limit`` is the seconds of
-    the whole command, of the study's file or the command's own; ``places`` are the runs that are trained at a time.
-    """
-    if deadline is None or limit is None or baseline_trial(study) is None or not file.confirm.enabled:
-        return deadline
-    seconds = _confirmation_seconds(study, file, limit, file.confirm.seeds_min, places)
-    return max(deadline - seconds, time.monotonic())
-
-
-def _confirmation_seconds(study: optuna.Study, file: StudyFile, limit: float, seeds: int, places: int) -> float:
-    """Return what a confirmation on so many seeds takes, its share of the time at most."""
-    if not file.confirm.enabled:
-        return 0.0
-    pair = _seconds_by_clock(study, 1.0, *[_leading_time(study, file)] * file.confirm.candidates)
-    return min(file.confirm.time_share * limit, _SLACK * seeds * pair / places)
+    def _confirmation_seconds(self, limit: float, seeds: int) -> float:
+        """Return what a confirmation on so many seeds takes, its share of the time at most."""
+        confirm = self.file.confirm
+        if not confirm.enabled:
+            return 0.0
+        pair = _seconds_by_clock(self.study, 1.0, *[_leading_time(self.study, self.file)] * confirm.candidates)
+        return min(confirm.time_share * limit, _SLACK * seeds * pair / self.places)
 
 
 def settle(search: Search, *, deadline: float | None) -> None:

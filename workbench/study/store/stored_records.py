@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.errors import StudyChangedError
-from workbench.study.run.job import SpeedMeasured, Trained, plain
+from workbench.study.run.job import SpeedMeasured, Trained, plain, read_record
 from workbench.study.run.objective import Baseline, metric_deficit, score
 from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.study_storage import seconds_of
@@ -117,11 +117,10 @@ def _of_earlier_version(candidate: CandidateRecord, objective: str | None) -> Ca
 
 
 def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
-    absent = dict.fromkeys(("speedup", "speedup_low", "drop"), math.nan)
-    absent |= dict.fromkeys(("speedup_high", "drop_bound"), math.inf)
-    values = {name: value if stored[name] is None else stored[name] for name, value in absent.items()}
+    endless = {name: math.inf for name in ("speedup_high", "drop_bound") if stored[name] is None}
     metrics = tuple((math.nan if a is None else a, math.nan if b is None else b) for a, b in stored["metrics"])
-    return CandidateRecord(**{**stored, **values, "verdict": Verdict(stored["verdict"]), "metrics": metrics})
+    values = {**stored, **endless, "verdict": Verdict(stored["verdict"]), "metrics": metrics}
+    return read_record(CandidateRecord, values)
 
 
 def _is_complete(trial: FrozenTrial) -> bool:
