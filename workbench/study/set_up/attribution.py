@@ -352,12 +352,15 @@ class Attributor:
         return self._needed_at(values, now.length * math.exp(longer), spread, lines.freedom, runs)
 
     def _runs(self, number: int, length: float) -> Runs:
-        """Return a trial's runs that came to an end; none of one that failed."""
+        """Return a trial's runs that came to an end."""
+        return [(math.log(length), deficit) for deficit in self._deficits(number) if math.isfinite(deficit)]
+
+    def _deficits(self, number: int) -> tuple[float, ...]:
+        """Return a trial's deficits; none of one that failed."""
         if self.study.get_trials(deepcopy=False)[number].user_attrs.get("baseline"):
-            return [(math.log(length), 0.0)]
+            return (0.0,)
         tried = standing_now(self.study, self.file).tried
-        deficits = tried[number].deficits if number in tried else ()
-        return [(math.log(length), deficit) for deficit in deficits if math.isfinite(deficit)]
+        return tried[number].deficits if number in tried else ()
 
 
 def _time_of(trial: FrozenTrial) -> float:
