@@ -606,7 +606,7 @@ def test_several_trainers_learn_of_a_set_up_what_one_learns(baseline_known: Path
         folder = shutil.copytree(baseline_known, tmp_path / f"study {n_trainers}")
         runner, *trainers = (SurfaceRunner(folder, noise=0.001) for _ in range(1 + n_trainers))
         with searching(folder, runner) as (file, study, search):
-            search.trainers = list(trainers)
+            search.objective.trainers = list(trainers)
             number = search.run_given(given, {"n_seeds": 7, MOST_SEEDS: 7})  # two more than O0 has been trained on
             search.settle(13)
             standing, seeds = standing_now(study, file), study.get_trials(deepcopy=False)[number].user_attrs["seeds"]

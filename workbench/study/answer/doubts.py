@@ -8,7 +8,7 @@ import optuna
 
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Trained
-from workbench.study.run.objective import baseline_trial, metric_deficit, metric_scale_of
+from workbench.study.run.objective import baseline_trial, finished_baseline, metric_deficit, metric_scale_of
 
 _DEVIATIONS = 2.0  # of a run: the untrained network is evaluated for one seed only
 # Standard deviations of O0 to the allowed drop: twenty pairs then confirm what is better by more than the drop.
@@ -43,10 +43,9 @@ def tight_drop(study: optuna.Study, file: StudyFile) -> str:
 
     The default is small for a metric near 0, of which it is a share.
     """
-    trial, attributes = baseline_trial(study), study.user_attrs
-    spread = 0.0 if trial is None else float(trial.user_attrs.get("spread", 0.0))
-    drop = float(attributes["allowed_drops"][file.allowed_drop.target])
-    metric = metric_scale_of(attributes)
+    spread = float(finished_baseline(study).user_attrs.get("spread", 0.0))
+    drop = float(study.user_attrs["allowed_drops"][file.allowed_drop.target])
+    metric = metric_scale_of(study.user_attrs)
     if drop == 0.0:  # what ends as the task as given does is as likely worse as better, if seeds differ or not
         why = f"No drop of the {metric.name} is allowed"
     elif spread > _TIGHT * drop:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.study.errors import StudyError
-from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor, OutcomeT, ReplayJob
+from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob
 from workbench.study.run.runner import Experimenter
 
 
@@ -47,8 +46,6 @@ class LeadingExperimenter:
         """Run a job over all ranks; times are by this rank's clock."""
         from workbench.core import distributed as ranks
 
-        if isinstance(job, FreezingLimitJob):
-            raise StudyError("[freezing_limit] is measured in one process; set `study.ranks` to 1")
         trains = not isinstance(job, ReplayJob)  # which is arithmetic on a run that is here
         if not trains:
             return self._inner.run(job, monitor)

@@ -75,7 +75,7 @@ class Search:
         self.finished_here = 0
         self.at_places: Callable[[Search], None] | None = None  # goes on with this search where there are several
         objective_class = SetUpObjective if file.study.objective == "time_to_quality" else Objective
-        self._objective = objective_class(
+        self.objective = objective_class(
             file, database, study, experimenter, self.warm_ups, deadline, on_step=self._step
         )
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
@@ -88,15 +88,6 @@ class Search:
             objective=file.study.objective,
         )
         self._end = SearchEnd(study, file, n_trials)
-
-    @property
-    def trainers(self) -> list[Experimenter]:
-        """Those that train the seeds of one set-up side by side; empty where its own experimenter does."""
-        return self._objective.trainers
-
-    @trainers.setter
-    def trainers(self, trainers: list[Experimenter]) -> None:
-        self._objective.trainers = trainers
 
     def run_baseline(self, deadline: float | None = None) -> None:
         """Run O0 if it has not been run, or wait for the process that runs it: until a deadline, or the search's."""
@@ -134,13 +125,13 @@ class Search:
 
     def settle(self, n_seeds: int) -> None:
         """Train the leader of a search for a set-up on further seeds (`SetUpObjective.settle`)."""
-        if isinstance(self._objective, SetUpObjective):
-            self._objective.settle(n_seeds)
+        if isinstance(self.objective, SetUpObjective):
+            self.objective.settle(n_seeds)
             self._watch.trial_finished()
 
     def until(self, deadline: float | None) -> None:
         """Set another deadline."""
-        self.deadline = self._objective.deadline = deadline
+        self.deadline = self.objective.deadline = deadline
 
     def run(self) -> None:
         """Run the other trials, until enough have finished; those of processes that die meanwhile are run here, too."""
@@ -234,7 +225,7 @@ class Search:
         if self._is_surplus(trial.number, trials):
             return TrialState.FAIL, None
         try:
-            return TrialState.COMPLETE, self._objective(trial)
+            return TrialState.COMPLETE, self.objective(trial)
         except optuna.TrialPruned:
             return TrialState.PRUNED, None
         # A run that cannot be written says nothing of its configuration either: the disk is full, or not writable.

@@ -71,7 +71,7 @@ class StudyStages:
         """Train O0, if it has not been; an OutOfTimeError where the time is too short for that."""
         self.guard.deadline = self.deadline
         if self._finds_set_up and baseline_trial(self.study) is None:
-            self.search.trainers = self.trainers()
+            self.search.objective.trainers = self.trainers()
         self.search.run_baseline(self.deadline)
         for sentence in (learns_nothing(self.study, self.file), tight_drop(self.study, self.file)):
             if sentence:
@@ -99,7 +99,7 @@ class StudyStages:
         if searches:
             guard.deadline = stage_ends(end, limit, self.deadline, file.set_up.plain_share)
             search.until(guard.deadline)
-            search.trainers = self.trainers()
+            search.objective.trainers = self.trainers()
             find_plain(search, deadline=guard.deadline, limit=limit)
             guard.deadline = end
             search.run_until(end)
@@ -108,7 +108,7 @@ class StudyStages:
             guard.deadline = times.confirmation_begins()
             try_runtime_alone(search)
             search.run_until(guard.deadline)
-        search.trainers = self.trainers()
+        search.objective.trainers = self.trainers()
         for moment in times.ends_of_search() if searches else ():
             guard.deadline = moment
             settle(search, deadline=moment)

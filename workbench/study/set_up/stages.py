@@ -22,7 +22,7 @@ from workbench.study.answer.selection import FORM_OF, first_contender, is_taken_
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import Trained
-from workbench.study.run.objective import baseline_trial
+from workbench.study.run.objective import finished_baseline
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor, is_explained
 from workbench.study.set_up.runtime_choice import RUNTIME_SHARE, runtime_ratio
@@ -58,7 +58,7 @@ def find_plain(search: Search, *, deadline: float | None, limit: float | None) -
     """
     study, file = search.study, search.file
     asked = {PLAIN: True, MOST_SEEDS: _PLAIN_SEEDS}
-    if search.trainers:
+    if search.objective.trainers:
         asked["n_seeds"] = _PLAIN_SEEDS  # which take no longer than one
     end = None
     if deadline is not None and limit is not None:
@@ -126,8 +126,7 @@ class Timetable:
 
     def confirmation_begins(self) -> float | None:
         """Return when the confirmation begins at the latest, for its share of the time or its fewest seeds' time."""
-        is_asked = self.file.confirm.enabled and baseline_trial(self.study) is not None
-        if self.deadline is None or self.limit is None or not is_asked:
+        if self.deadline is None or self.limit is None or not self.file.confirm.enabled:
             return self.deadline
         seconds = self._confirmation_seconds(self.limit, self.file.confirm.seeds_min)
         return max(self.deadline - seconds, time.monotonic())
@@ -223,6 +222,5 @@ def _leading_time(study: optuna.Study, file: StudyFile) -> float:
 
 
 def _seconds_by_clock(study: optuna.Study, *times: float) -> float:
-    """Return what runs of some times, relative to the baseline's, take by the clock; 0 while that has not finished."""
-    baseline = baseline_trial(study)
-    return 0.0 if baseline is None else sum(map(Trained.from_json(baseline.user_attrs["trained"]).by_clock, times))
+    """Return what runs of some times, relative to the baseline's, take by the clock."""
+    return sum(map(Trained.from_json(finished_baseline(study).user_attrs["trained"]).by_clock, times))

@@ -25,7 +25,7 @@ from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import plain, read_record
-from workbench.study.run.objective import baseline_trial
+from workbench.study.run.objective import finished_baseline
 from workbench.study.set_up.standing import Standing, TrainedPlan, standing_of
 from workbench.study.set_up.total_time import compile_seconds
 from workbench.study.store.stored_records import GIVEN, allowed_drop_of
@@ -120,9 +120,7 @@ def compare_with_plain(confirmation: ConfirmationRounds, exported: Sequence[Cand
         return
     # Where no shorter plain run keeps the quality, the task as given is the fair baseline itself.
     best = best_plain(study, file)
-    found = baseline_trial(study) if best is None else trials[best]
-    if found is None:
-        return
+    found = finished_baseline(study) if best is None else trials[best]
     plan = file.plans.resolve(BoostConfig.from_dict(found.user_attrs["config"]), found.user_attrs["level"])
     relative = float(found.user_attrs["speed"]["ratio"])
     known = TunedPlain(plan.summary(), plan.config.to_dict(), relative, n_runs=n_runs)
