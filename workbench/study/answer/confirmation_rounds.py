@@ -7,7 +7,7 @@ and a minute. A run is stored as soon as it ends, or its round where there are s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 import optuna
@@ -15,13 +15,12 @@ from optuna.trial import TrialState
 
 from workbench.config import Plan
 from workbench.study.answer.confirmation_runs import ConfirmationRuns
-from workbench.study.ask.plans import needs_warm_up
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
-from workbench.study.run import side_by_side
 from workbench.study.run.job import Monitor, RunStep, Trained, TrainJob
 from workbench.study.run.objective import metric_scale_of
 from workbench.study.run.runner import Experimenter, end_if_over
+from workbench.study.run.side_by_side import places, train_rounds
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
 
 
@@ -65,7 +64,7 @@ class ConfirmationRounds:
         A round that would not end in time is not begun.
         """
         planned = self._n_ended + sum(map(len, rounds.values()))
-        are_several = self.places([plan for plans in rounds.values() for plan in plans.values()]) > 1
+        are_several = places(self.trainers, (plan for plans in rounds.values() for plan in plans.values())) > 1
         self.on_run(self._n_ended, planned)
         try:
             begun = self._begun(rounds, is_over)
@@ -76,10 +75,6 @@ class ConfirmationRounds:
                 self.on_run(self._n_ended, planned)
         except OutOfTimeError:
             self.cut_short = True
-
-    def places(self, plans: Iterable[Plan]) -> int:
-        """Return how many runs of some plans are trained at a time: one where a warm-up has to be recorded here."""
-        return 1 if any(map(needs_warm_up, plans)) else max(len(self.trainers), 1)
 
     def seconds_of_run(self, key: str) -> float:
         """Return what a plan's run takes by the clock, by its runs here or else in the search; NaN when unknown."""
@@ -106,7 +101,7 @@ class ConfirmationRounds:
                 begun.append(one)
                 yield [self._job(asked, NO_WARM_UP) for asked in one]
 
-        for ended in side_by_side.train_rounds(self.trainers, jobs()):
+        for ended in train_rounds(self.trainers, jobs()):
             yield from zip(begun[ended.number], ended.runs, strict=True)
 
     def _train(self, asked: _Asked) -> Trained:

@@ -31,6 +31,7 @@ from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.run.objective import steps_within
 from workbench.study.run.runner import end_if_over
+from workbench.study.run.side_by_side import places
 from workbench.study.run.warm_up import WarmUpError
 from workbench.study.set_up.total_time import compile_seconds
 from workbench.study.store.stored_records import metrics_seen
@@ -190,7 +191,7 @@ class Confirmation(ConfirmationRounds):
         assert self.deadline is not None
         keys = self._trained_together(contender)
         left = _SHARE_OF_TIME * (self.deadline - time.monotonic())
-        busy = [0.0] * self.places(keys.values())  # seconds that each place has to train
+        busy = [0.0] * places(self.trainers, keys.values())  # seconds that each place has to train
         if not sum(self.seconds_of_run(key) for key in keys) > 0.0:
             return n_wanted
         for n_pairs, seed in enumerate(self.runs.seeds(n_done, n_wanted - n_done), start=n_done):
@@ -242,7 +243,7 @@ class Confirmation(ConfirmationRounds):
 
     def _seconds_per_pair(self, contender: Contender) -> float:
         seconds = self.runs.seconds(self.runs.baseline_key) + self.runs.seconds(contender.key)
-        return seconds / self.places([contender.plan])
+        return seconds / places(self.trainers, [contender.plan])
 
     def _measure_and_is_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender; where only step time counts, that is known beforehand."""

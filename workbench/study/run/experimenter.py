@@ -245,9 +245,8 @@ class TaskExperimenter:
             # Several ranks end together, between two rounds.
             before_window=None if ranks.world_size() > 1 else lambda: end_if_asked(stop),
         )
-        names = ("ratio", "low", "high", "baseline_ms", "cold_ms")
-        numbers = {name: float(getattr(measured, name)) for name in names}
-        return SpeedMeasured(**numbers, cold_again=measured.cold_again)
+        interval = (measured.ratio, measured.low, measured.high)
+        return SpeedMeasured(*interval, measured.baseline_ms, measured.cold_ms, measured.cold_again)
 
     def _agreement(self, job: AgreementJob, stop: Callable[[], bool] | None) -> Agreement:
         from workbench.core import distributed as ranks

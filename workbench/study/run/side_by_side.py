@@ -11,8 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from workbench.config import Plan
+from workbench.study.ask.plans import needs_warm_up
 from workbench.study.run.job import Monitor, Trained, TrainJob
 from workbench.study.run.runner import Experimenter
+
+
+def places(trainers: Sequence[Experimenter], plans: Iterable[Plan]) -> int:
+    """Return how many runs of some plans are trained at a time: one where a warm-up has to be recorded here."""
+    return 1 if any(map(needs_warm_up, plans)) else max(len(trainers), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,12 @@ from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.batch.unequal_batches import could_not_merge
 from workbench.study.answer.confirmation_runs import metric_of
-from workbench.study.ask.plans import needs_warm_up
 from workbench.study.ask.search_space import Suggestion
 from workbench.study.errors import OutOfTimeError, StudyFailedError
 from workbench.study.run.job import Monitor, RunStep, Trained, TrainJob, plain
 from workbench.study.run.objective import AS_O0, Objective, metric_deficit
 from workbench.study.run.runner import end_if_over
-from workbench.study.run.side_by_side import train_rounds
+from workbench.study.run.side_by_side import places, train_rounds
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError
 from workbench.study.set_up import standing as standings
 from workbench.study.set_up.runtime_choice import ground_of, note_no_room
@@ -119,10 +118,6 @@ class SetUpObjective(Objective):
                 self._on_step(RunStep(n_done, len(rounds), ended.runs[-1].metric))
             yield ended.number, ended.runs
 
-    def _n_places(self, plan: Plan) -> int:
-        """Return how many runs of a plan are trained at a time: one where its warm-up has to be recorded here."""
-        return 1 if needs_warm_up(plan) else max(len(self.trainers), 1)
-
     def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
         """Return the mean of some runs, to be scored at a metric; NaN where one of them diverged."""
         curve = () if math.isnan(metric) else ((self._file.study.budget_steps, metric),)
@@ -181,7 +176,7 @@ class SetUpObjective(Objective):
             trial.set_user_attr(SKIPPED, True)
             trial.set_user_attr("message", "not trained: it cannot be faster than the leader")
             raise optuna.TrialPruned
-        n_turns = math.ceil(int(trial.user_attrs.get("n_seeds", 1)) / self._n_places(plan))
+        n_turns = math.ceil(int(trial.user_attrs.get("n_seeds", 1)) / places(self.trainers, [plan]))
         end_if_over(self.deadline, n_turns * self._baseline_run.by_clock(speed.ratio))
         runs, deficits = self._train_seeds(trial, plan, speed.ratio)
         mean = float(np.mean(deficits))
@@ -227,7 +222,8 @@ class SetUpObjective(Objective):
         """
         higher = self._metric.higher_is_better
         compared = list[tuple[Trained, Run]]()
-        known = self._trained_side_by_side(plan, indices) if len(indices) > 1 and self._n_places(plan) > 1 else {}
+        are_several = len(indices) > 1 and places(self.trainers, [plan]) > 1
+        known = self._trained_side_by_side(plan, indices) if are_several else {}
         for index in indices:
             reference = self._baseline_metric(index)
             if math.isfinite(reference):
@@ -273,7 +269,7 @@ class SetUpObjective(Objective):
             # Not the baseline's seeds: the plan was picked by these.
             first = self._baseline_seeds()[-1] + 1
             unused = [one for one in range(first, first + n_seeds) if one not in used]
-            indices = unused[: min(self._n_places(plan), n_seeds - len(standing.tried[leader].deficits))]
+            indices = unused[: min(places(self.trainers, [plan]), n_seeds - len(standing.tried[leader].deficits))]
             if not indices:  # the baseline diverges on some of them
                 return
             missing = () if {*indices} <= standings.baseline_metrics(attributes).keys() else (1.0,)
