@@ -53,8 +53,8 @@ class Meeting(FakeRunner):
 
 def test_each_round_is_trained_by_one_and_several_at_a_time(tmp_path: Path) -> None:
     trainers = [Meeting(tmp_path, barrier) for barrier in [threading.Barrier(2)] * 2]  # alone each would wait in vain
-    ended = {one.number: one for one in train_rounds(trainers, [[job(2 * at), job(2 * at + 1)] for at in range(6)])}
-    assert [[trained.metric for trained in ended[at].runs] for at in range(6)] == [
+    ended = dict(train_rounds(trainers, [[job(2 * at), job(2 * at + 1)] for at in range(6)]))
+    assert [[trained.metric for trained in ended[at]] for at in range(6)] == [
         [2.0 * at, 2.0 * at + 1.0] for at in range(6)
     ]
     assert all(trainer.seeds[1::2] == [seed + 1 for seed in trainer.seeds[::2]] for trainer in trainers)
@@ -85,7 +85,7 @@ def test_after_an_error_no_round_is_begun_and_those_that_run_are_kept(
             yield [job(seed)]
 
     with pytest.raises(ValueError, match="no such layer"):
-        ended.extend(one.number for one in train_rounds([Failing(tmp_path), Failing(tmp_path)], rounds()))
+        ended.extend(number for number, _ in train_rounds([Failing(tmp_path), Failing(tmp_path)], rounds()))
     assert (ended, asked) == ([1], [0, 1])
 
 
@@ -96,7 +96,7 @@ def test_where_no_time_is_left_for_a_round_those_that_run_end_first(tmp_path: Pa
 
     ended = list[int]()
     with pytest.raises(OutOfTimeError):
-        ended.extend(one.number for one in train_rounds([FakeRunner(tmp_path), FakeRunner(tmp_path)], rounds()))
+        ended.extend(number for number, _ in train_rounds([FakeRunner(tmp_path), FakeRunner(tmp_path)], rounds()))
     assert ended == [0]
 
 

@@ -101,8 +101,8 @@ class ConfirmationRounds:
                 begun.append(one)
                 yield [self._job(asked, NO_WARM_UP) for asked in one]
 
-        for ended in train_rounds(self.trainers, jobs()):
-            yield from zip(begun[ended.number], ended.runs, strict=True)
+        for number, runs in train_rounds(self.trainers, jobs()):
+            yield from zip(begun[number], runs, strict=True)
 
     def _train(self, asked: _Asked) -> Trained:
         try:

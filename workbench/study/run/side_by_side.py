@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
 from workbench.config import Plan
 from workbench.study.ask.plans import needs_warm_up
 from workbench.study.run.job import Monitor, Trained, TrainJob
 from workbench.study.run.runner import Experimenter
+
+EndedRound = tuple[int, Sequence[Trained]]
 
 
 def places(trainers: Sequence[Experimenter], plans: Iterable[Plan]) -> int:
@@ -22,16 +23,8 @@ def places(trainers: Sequence[Experimenter], plans: Iterable[Plan]) -> int:
     return 1 if any(map(needs_warm_up, plans)) else max(len(trainers), 1)
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRound:
-    """A round that has ended: which one, counted from 0, and its runs."""
-
-    number: int
-    runs: tuple[Trained, ...]
-
-
 def train_rounds(trainers: Sequence[Experimenter], rounds: Iterable[Sequence[TrainJob]]) -> Iterator[EndedRound]:
-    """Train rounds of runs and give each as it ends.
+    """Train rounds of runs and give each as it ends: which one it is, counted from 0, and its runs.
 
     The next round is asked for when a trainer has nothing to do, in the thread of the caller. After an error, of a run
     or of what gives the rounds, no further one is begun; it is raised when those that run have ended. What ends the
@@ -40,7 +33,7 @@ def train_rounds(trainers: Sequence[Experimenter], rounds: Iterable[Sequence[Tra
     given_up = threading.Event()
 
     def train(trainer: Experimenter, number: int, jobs: Sequence[TrainJob]) -> EndedRound:
-        return EndedRound(number, tuple(trainer.run(job, Monitor(stop=given_up.is_set)) for job in jobs))
+        return number, [trainer.run(job, Monitor(stop=given_up.is_set)) for job in jobs]
 
     waiting, free = enumerate(rounds), list(trainers)
     running: dict[Future[EndedRound], Experimenter] = {}

@@ -27,7 +27,7 @@ from workbench.study.errors import OutOfTimeError, StudyFailedError
 from workbench.study.run.job import Monitor, RunStep, Trained, TrainJob, plain
 from workbench.study.run.objective import AS_O0, Objective, metric_deficit
 from workbench.study.run.runner import end_if_over
-from workbench.study.run.side_by_side import places, train_rounds
+from workbench.study.run.side_by_side import EndedRound, places, train_rounds
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError
 from workbench.study.set_up import standing as standings
 from workbench.study.set_up.runtime_choice import ground_of, note_no_room
@@ -111,12 +111,11 @@ class SetUpObjective(Objective):
             raise OutOfTimeError(str(error), waves * error.needed_seconds) from None
         return done
 
-    def _side_by_side(self, rounds: Sequence[Sequence[TrainJob]]) -> Iterator[tuple[int, Sequence[Trained]]]:
-        """Give each round's number and its runs as it ends."""
-        for n_done, ended in enumerate(train_rounds(self.trainers, rounds), start=1):
+    def _side_by_side(self, rounds: Sequence[Sequence[TrainJob]]) -> Iterator[EndedRound]:
+        for n_done, (number, runs) in enumerate(train_rounds(self.trainers, rounds), start=1):
             if self._on_step is not None:
-                self._on_step(RunStep(n_done, len(rounds), ended.runs[-1].metric))
-            yield ended.number, ended.runs
+                self._on_step(RunStep(n_done, len(rounds), runs[-1].metric))
+            yield number, runs
 
     def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
         """Return the mean of some runs, to be scored at a metric; NaN where one of them diverged."""

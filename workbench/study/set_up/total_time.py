@@ -112,22 +112,17 @@ def compile_seconds(plan: Plan, file: StudyFile, attributes: Mapping[str, Any]) 
     It is part of a run's total time, and of a training in a process of its own; a study's runs after the first find
     everything compiled. What every run has to repeat, such as capturing CUDA graphs, is in its own time.
     """
-    if not _compiles(plan, file):
+    from workbench.core import devices
+
+    asked = plan.config.part(RuntimeSection)
+    compiles = asked.compile != "off" and not plan.why_not("runtime.compile")
+    captures = asked.cuda_graph and not plan.why_not("runtime.cuda_graph")
+    if not (compiles or (captures and devices.has_graphs(devices.select_device(file.study.device)))):
         return 0.0
     known = known_step_times(attributes)
     kinds = kinds_of_steps(plan, file.plans, passes_of(plan, file.study.budget_steps))
     steps = [known[kind.step_key()] for kind, _ in kinds if kind.step_key() in known]
     return 1e-3 * sum(step.cold_ms for step in steps if not step.cold_again)
-
-
-def _compiles(plan: Plan, file: StudyFile) -> bool:
-    from workbench.core import devices
-
-    asked = plan.config.part(RuntimeSection)
-    if asked.compile != "off" and not plan.why_not("runtime.compile"):
-        return True
-    captures = asked.cuda_graph and not plan.why_not("runtime.cuda_graph")
-    return captures and devices.has_graphs(devices.select_device(file.study.device))
 
 
 def passes_of(plan: Plan, steps: int) -> int:
