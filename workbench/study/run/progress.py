@@ -7,10 +7,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from workbench.core.records import TrialRecord, timed_per
 from workbench.core.text import format_duration
@@ -18,6 +17,7 @@ from workbench.study.answer.notes import Notes
 from workbench.study.answer.selection import competing_trials
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import RunStep
+from workbench.study.run.objective import baseline_trial
 from workbench.study.set_up.standing import standing_now
 from workbench.study.store.ended_trials import FINISHED, EndedTrials
 from workbench.study.store.stored_records import is_its_own, records_of
@@ -85,10 +85,8 @@ class StudyWatch:
         self._trial_seconds = math.nan
         self._best, self._note, self._ended = "", "", 0
         self._ended_trials, self._finished, self._seconds = EndedTrials(), 0, list[float]()
-        self._baseline: FrozenTrial | None = None  # once it has finished
-        self._new: list[FrozenTrial] = []  # those that finished since the leaders were found
+        self._new: list[FrozenTrial] = []  # those that finished since the leaders were found, without O0
         self._leaders: dict[str, list[TrialRecord]] = {}  # by export: who leads, if anybody does
-        self._attributes: dict[str, Any] = {}  # the study's, which stand once its drops are known
         self._notes = Notes(study, file)
         seeds = file.confirm.seeds_min if confirm_seeds is None else confirm_seeds
         self._later_runs = float(seeds * (1 + file.confirm.candidates)) if file.confirm.enabled else 0.0
@@ -142,24 +140,21 @@ class StudyWatch:
         self._report()
 
     def _refresh(self, trials: Sequence[FrozenTrial]) -> None:
-        if any(map(math.isnan, self._attributes.get("allowed_drops", {"": math.nan}).values())):
-            self._attributes = self._study.user_attrs
         new = [one for one in self._ended_trials.new(trials) if is_its_own(one)]
         finished = [one for one in new if one.state in FINISHED]
-        baseline = (one for one in finished if one.state == TrialState.COMPLETE and one.user_attrs.get("baseline"))
-        self._baseline = self._baseline or next(baseline, None)
-        self._new += finished
+        self._new += [one for one in finished if not one.user_attrs.get("baseline")]
         self._seconds += [seconds for one in finished if (seconds := seconds_of(one)) > 0.0]
         self._ended, self._finished = self._ended + len(new), self._finished + len(finished)
         self._trial_seconds = sum(self._seconds) / len(self._seconds) if self._seconds else math.nan
         if self._phase != "attribution":
             self._phase, self._done, self._total = "search", float(self._finished), float(self._n_trials)
         self._share = 0.0
-        self._best = "" if self._baseline is None else self._best_of(self._baseline)
+        baseline = baseline_trial(self._study)
+        self._best = "" if baseline is None else self._best_of(baseline)
 
     def _best_of(self, baseline: FrozenTrial) -> str:
         """Say which trial leads the search, for the export it aims at or else another."""
-        objective, attributes = self._file.study.objective, self._attributes
+        objective, attributes = self._file.study.objective, self._study.user_attrs
 
         def described(trial: TrialRecord) -> str:
             factor = f"{1.0 / trial.relative_step_time:.2f} x {timed_per(objective)}"
@@ -170,7 +165,7 @@ class StudyWatch:
             leader = standing_now(self._study, self._file).leader
             trials = [] if leader is None else [baseline, self._study.get_trials(deepcopy=False)[leader]]
             return next((described(one) for one in records_of(trials, attributes) if one.number == leader), "")
-        reference, *new = records_of([baseline, *(one for one in self._new if one is not baseline)], attributes)
+        reference, *new = records_of([baseline, *self._new], attributes)
         for target, drop in attributes["allowed_drops"].items() if new else ():
             ranked = competing_trials(
                 [*self._leaders.get(target, ()), *new],
