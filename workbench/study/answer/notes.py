@@ -78,9 +78,7 @@ class Notes:
 
         Without ``answer``, an answer that was noted before stays.
         """
-        if (database := _database(self._study)) is None:
-            return
-        (storage, study_id), attributes = database, self._study.user_attrs
+        (storage, study_id), attributes = _database(self._study), self._study.user_attrs
         self._written = time.monotonic()
         all_trials = self._study.get_trials(deepcopy=False)
         new = [trial for trial in trials if trial.state in _ENDED and trial.number not in self._noted]
@@ -140,17 +138,16 @@ def _body(prefix: str, stored: Mapping[str, Any]) -> str:
     return "".join(str(stored.get(f"{prefix}note_str:{number}", "")) for number in range(len(stored)))
 
 
-def _database(study: optuna.Study) -> tuple[StudyStorage, int] | None:
-    """Return the storage of a study and the study's id in it; None where the storage is not one of ours."""
+def _database(study: optuna.Study) -> tuple[StudyStorage, int]:
+    """Return the storage of a study and the study's id in it."""
     storage = storage_of(study)
-    return (storage, storage.get_study_id_from_name(study.study_name)) if isinstance(storage, StudyStorage) else None
+    assert isinstance(storage, StudyStorage)  # as `open_storage` gives it
+    return storage, storage.get_study_id_from_name(study.study_name)
 
 
 def with_notes(study: optuna.Study, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return trials with what people have written about them, here or in the dashboard."""
-    if (database := _database(study)) is None:
-        return list(trials)
-    storage, study_id = database
+    storage, study_id = _database(study)
     with storage.engine.connect() as connection:
         likes = {"versions": "dashboard:%:note_ver", "firsts": "dashboard:%:note_str:0"}
         likes["ours"] = json.dumps(_FIRST_WORDS).rstrip('"') + "%"
@@ -174,8 +171,8 @@ def with_notes(study: optuna.Study, trials: Sequence[TrialRecord]) -> list[Trial
 
 def note_trial(study: optuna.Study, trial: TrialRecord, text: str) -> None:
     """Keep what a person has written about a trial, below the rest of its note; an empty text removes it."""
-    storage, prefix = storage_of(study), f"dashboard:{id_of(study.get_trials(deepcopy=False)[trial.number])}:"
-    study_id = storage.get_study_id_from_name(study.study_name)
+    (storage, study_id), stored_trial = _database(study), study.get_trials(deepcopy=False)[trial.number]
+    prefix = f"dashboard:{id_of(stored_trial)}:"
     stored = storage.get_study_system_attrs(study_id)
     ours = _body(prefix, stored).partition(_LINE)[0]
     if not ours.startswith(_FIRST_WORDS):

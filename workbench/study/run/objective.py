@@ -201,8 +201,8 @@ class Objective:
         study: optuna.Study,
         experimenter: Experimenter,
         warm_ups: WarmUps,
-        deadline: float | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
+        deadline: float | None,
+        on_step: Callable[[RunStep], None],
     ) -> None:
         self.deadline = deadline
         self.trainers = list[Experimenter]()

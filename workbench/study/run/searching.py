@@ -75,9 +75,7 @@ class Search:
         self.finished_here = 0
         self.at_places: Callable[[Search], None] | None = None  # goes on with this search where there are several
         objective_class = SetUpObjective if file.study.objective == "time_to_quality" else Objective
-        self.objective = objective_class(
-            file, database, study, experimenter, self.warm_ups, deadline, on_step=self._step
-        )
+        self.objective = objective_class(file, database, study, experimenter, self.warm_ups, deadline, self._step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(
             file.sampler.name,

@@ -113,8 +113,7 @@ class SetUpObjective(Objective):
 
     def _side_by_side(self, rounds: Sequence[Sequence[TrainJob]]) -> Iterator[EndedRound]:
         for n_done, (number, runs) in enumerate(train_rounds(self.trainers, rounds), start=1):
-            if self._on_step is not None:
-                self._on_step(RunStep(n_done, len(rounds), runs[-1].metric))
+            self._on_step(RunStep(n_done, len(rounds), runs[-1].metric))
             yield number, runs
 
     def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
