@@ -56,7 +56,7 @@ class SetUpObjective(Objective):
         metrics = [run.metric for run in runs]
         mean = self._mean_of(runs, float(np.mean(metrics)))
         self._keep_drops(trial, mean.metric)
-        trial.set_user_attr("spread", float(np.std(metrics, ddof=1)) if len(metrics) > 1 else 0.0)
+        trial.set_user_attr("spread", float(np.std(metrics, ddof=1)))
         trial.set_user_attr("trained", mean.to_json())
         _keep_runs(trial, runs)
         trial.set_user_attr("speed", AS_O0.to_json())
