@@ -58,8 +58,9 @@ def _dimension(path: str, value: Any, info: ParameterInfo | None) -> Dimension:
 
 
 def _range(path: str, value: Mapping[str, Any], info: ParameterInfo) -> Dimension:
-    low, high, step = value.get("low", info.low), value.get("high", info.high), value.get("step")
-    log = value.get("log", info.log if "low" not in value and "high" not in value else False)
+    is_declared = "low" not in value and "high" not in value
+    low, high = value.get("low", info.low), value.get("high", info.high)
+    log, step = value.get("log", is_declared and info.log), value.get("step", info.step if is_declared else None)
     if low is None or high is None:
         raise StudyError(f"[space] `{path}` has no declared search range: give both low and high")
     is_whole, noun = info.kind == "int", "a whole number" if info.kind == "int" else "a finite number"
@@ -77,7 +78,8 @@ def _range(path: str, value: Mapping[str, Any], info: ParameterInfo) -> Dimensio
         raise StudyError(f"[space] `{path}`: a logarithmic range must begin above 0, got low {low:g}")
     if log and step is not None:
         raise StudyError(f"[space] `{path}`: `log` and `step` exclude each other")
-    return _numbers(path, info, low, high, log=log, step=step)
+    kind: Literal["float", "int"] = "int" if is_whole else "float"
+    return Dimension(path, kind, (), float(low), float(high), log, None if step is None else float(step))
 
 
 def _declared(path: str, info: ParameterInfo | None) -> Dimension:
@@ -87,9 +89,4 @@ def _declared(path: str, info: ParameterInfo | None) -> Dimension:
         return Dimension(path, "choice", tuple(choice for choice in info.choices if choice is not None))
     if info.kind not in {"float", "int"} or info.low is None or info.high is None:
         raise StudyError(f"[space] `{path}` has no declared search range: list its values or give low and high")
-    return _numbers(path, info, info.low, info.high, log=bool(info.log), step=info.step)
-
-
-def _numbers(path: str, info: ParameterInfo, low: float, high: float, *, log: bool, step: float | None) -> Dimension:
-    kind: Literal["float", "int"] = "int" if info.kind == "int" else "float"
-    return Dimension(path, kind, (), float(low), float(high), log, None if step is None else float(step))
+    return _range(path, {}, info)

@@ -362,12 +362,12 @@ def _left_out(what: str, why_not: str) -> str:
 
 def _optimizers(look: TaskLook, left_out: list[str]) -> list[str]:
     own = look.optimizer if look.optimizer in _OWN_FAMILIES else ""
+    why_not = ""
     if len(set(look.rates)) > 1:
         why_not = f"the task's {look.optimizer} has groups with learning rates of their own, which another would lose"
-        left_out.append(_left_out("Other optimizers are", why_not))
-        return []
-    if look.sparse_gradients:
+    elif look.sparse_gradients:
         why_not = "the network's embeddings have sparse gradients, which they do not take"
+    if why_not:
         left_out.append(_left_out("Other optimizers are", why_not))
         return []
     if not own:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from workbench.config import NetworkFacts
 from workbench.config.run_request import RunRequest
@@ -304,7 +304,6 @@ def replay_recorded(job: ReplayJob, folder: Path) -> Replayed:
         for asked in job.policies
     ]
     rows = replay(read_run(folder / job.run_path), policies).table.to_dict("records")
-    kinds: dict[str, Any] = dict.fromkeys((field.name for field in fields(PolicyOutcome)), float)
-    kinds |= {"window": int, "kind": str}
-    found = ({name: kind(row.get(name, math.nan)) for name, kind in kinds.items()} for row in rows)
+    kinds = get_type_hints(PolicyOutcome).items()
+    found = ({name: kind(row.get(name, math.nan)) for name, kind in kinds} for row in rows)
     return Replayed(tuple(PolicyOutcome(**values) for values in found))
