@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from workbench.config import BoostConfig
@@ -58,7 +58,14 @@ def nothing_found(trials: Sequence[TrialRecord], allowed_drop: float, metric_nam
     n_tried = len({plan_of(one, file.plans)[0] for one in tried})
     count = f"{n_tried} set-ups were tried" if n_tried > 1 else "one set-up was tried"
     words = [f"{verdict} faster than O0 within the allowed {metric_name} drop of {written(allowed_drop)}; {count}"]
-    words += _fastest_within(within, file.study.objective)
+    if within:
+        best = min(within, key=lambda one: one.relative_step_time)
+        is_late = file.study.objective == "time_to_target" and best.relative_step_time < 1.0
+        words.append(
+            f"of {len(within)} within the drop the fastest, trial {best.number} ({best.summary}), is "
+            f"{1.0 / best.relative_step_time:.2f} x O0 {timed_per(file.study.objective)}"
+            f"{', but reaches the target later' if is_late else ''}"
+        )
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
     if beyond:
         near = min(beyond, key=lambda one: one.metric_deficit)
@@ -79,15 +86,3 @@ def _nothing_tried(file: StudyFile) -> str:
     if reasons := "; ".join(sentence.rstrip(".") for sentence in why_not):
         return f"nothing that is searched acts on this network: {reasons}"
     return "no other set-up has been tried; the search needs more time or more trials"
-
-
-def _fastest_within(within: Sequence[TrialRecord], objective: str) -> Iterator[str]:
-    """Give the sentence about the fastest of the trials within the drop, if there is one."""
-    if within:
-        best = min(within, key=lambda one: one.relative_step_time)
-        is_late = objective == "time_to_target" and best.relative_step_time < 1.0
-        yield (
-            f"of {len(within)} within the drop the fastest, trial {best.number} ({best.summary}), is "
-            f"{1.0 / best.relative_step_time:.2f} x O0 {timed_per(objective)}"
-            f"{', but reaches the target later' if is_late else ''}"
-        )
