@@ -103,7 +103,7 @@ def standing_of(
     if also is not None:
         plans[also.number] = also
     luck = _luck(attributes)
-    spread = float(np.std(list(luck.values()), ddof=1)) if len(luck) > 1 else _first_spread(trials)
+    spread = float(np.std(list(luck.values()), ddof=1))
     expected = math.sqrt(2.0) * spread or allowed
     worst = WORST * max(expected, allowed)  # what is worse has failed, as a run that diverged
     runs = {n: [(at, lost if lost <= worst else math.inf) for at, lost in one.runs] for n, one in plans.items()}
@@ -141,17 +141,9 @@ def _trained_plans(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any])
             yield TrainedPlan(trial.number, own["parameters"], runs, float(own["speed"]["ratio"]))
 
 
-def _first_spread(trials: Sequence[FrozenTrial]) -> float:
-    """Return the standard deviation of the baseline's metric as its trial found it; 0 before that."""
-    baselines = [one for one in trials if one.user_attrs.get("baseline")]
-    return float(baselines[-1].user_attrs.get("spread", 0.0)) if baselines else 0.0
-
-
 def _luck(attributes: Mapping[str, Any]) -> dict[int, float]:
     """Return by how much the baseline ends better on a seed than on average, by the seed's index."""
     metrics = {index: metric for index, metric in baseline_metrics(attributes).items() if math.isfinite(metric)}
-    if not metrics:
-        return {}
     sign = 1.0 if attributes.get("higher_is_better", True) else -1.0
     mean = math.fsum(metrics.values()) / len(metrics)
     return {index: sign * (metric - mean) for index, metric in metrics.items()}
