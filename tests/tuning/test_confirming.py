@@ -72,8 +72,7 @@ def judge(
     for one in pool:
         pools[one.target].append(one)
     warm_ups = WarmUps(file, experimenter.directory, experimenter)
-    guard = StoppableExperimenter(experimenter)
-    return Confirmation(study or new_study(), file, guard, warm_ups, **options).judge(pools)
+    return Confirmation(study or new_study(), file, experimenter, warm_ups, **options).judge(pools)
 
 
 def test_seeds_differ_from_the_search_s() -> None:
