@@ -29,22 +29,6 @@ def reason_to_keep(
         model: The network.
         read_elsewhere: As from `read_elsewhere_in`.
     """
-    return _reader_of(norm, model, read_elsewhere) or _why_not_fixed(norm, rest)
-
-
-def _why_not_fixed(norm: BatchNorm, rest: tuple[str, ...] | None) -> str:
-    """Return why a BatchNorm cannot be replaced by a fixed map; empty when it can."""
-    if is_unset(norm):
-        return "it has no parameters before the first batch"
-    if rest is None:
-        return f"a call of this {type(norm).__name__} does something other than normalise and run its children"
-    if norm.running_mean is None and norm.affine and not bool((norm.weight == 1).all() and (norm.bias == 0).all()):
-        return "it keeps no running statistics and normalises by the batch in evaluation, too"
-    return ""
-
-
-def _reader_of(norm: BatchNorm, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
-    """Return what other than a call of a BatchNorm needs its tensors, as a reason to keep it; empty if nothing does."""
     own = {id(tensor) for tensor in [*norm.parameters(), *norm.buffers()]}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     names = [tensor_name for tensor_name, tensor in named if id(tensor) in own]
@@ -53,6 +37,12 @@ def _reader_of(norm: BatchNorm, model: nn.Module, read_elsewhere: frozenset[str]
     parts = {id(part) for part in norm.modules()}
     if any(id(model.get_submodule(tensor_name.rpartition(".")[0])) not in parts for tensor_name in names):
         return "another module shares its parameters"
+    if is_unset(norm):
+        return "it has no parameters before the first batch"
+    if rest is None:
+        return f"a call of this {type(norm).__name__} does something other than normalise and run its children"
+    if norm.running_mean is None and norm.affine and not bool((norm.weight == 1).all() and (norm.bias == 0).all()):
+        return "it keeps no running statistics and normalises by the batch in evaluation, too"
     return ""
 
 

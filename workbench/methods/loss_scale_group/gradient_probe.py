@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.loss_scale import ExponentTable
 from workbench.loss_scale.gradient_statistics import EXPONENT_BINS, exponent_counts
-from workbench.methods.loss_scale_group.first_derivative import first_derivative
+from workbench.methods.loss_scale_group.method import first_derivative
 from workbench.methods.loss_scale_group.scale_borders import graph_regions, is_called, watched
 
 _NONFINITE_BIN = 255

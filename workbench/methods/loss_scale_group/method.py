@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from workbench.core.arguments import checked_count, checked_number
 from workbench.loss_scale.overflow import unscale_and_check_
 from workbench.loss_scale.rule import FLOAT32_MAX, checked_bounds, checked_window, next_scales
-from workbench.methods.loss_scale_group.first_derivative import first_derivative
 from workbench.methods.loss_scale_group.groups import GroupMember, check_groups
 
 REDUCE_RATIO = 1.0 / math.sqrt(2.0)
@@ -340,6 +339,27 @@ class _ScaleGradient(torch.autograd.Function):
             for flag in ctx.flags:
                 flag.copy_(torch.maximum(flag, found.to(flag.device, non_blocking=True)))
         return first_derivative(scaled.to(ctx.dtype), gradient), None, None, None, None, None
+
+
+def first_derivative(passed: Tensor, gradient: Tensor) -> Tensor:
+    """Return what a border passes on, computed without a graph, such that a derivative of it is a RuntimeError."""
+    if not (torch.is_grad_enabled() and gradient.requires_grad):  # no second derivative will be taken
+        return passed
+    refusing: Tensor = _Refusing.apply(passed, gradient)  # type: ignore[no-untyped-call]
+    return refusing
+
+
+class _Refusing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, passed: Tensor, gradient: Tensor) -> Tensor:
+        return passed.view_as(passed)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError(
+            "group loss scales cannot be combined with a loss that contains gradients, such as a gradient penalty; "
+            "switch `boost.loss_scale_group` off"
+        )
 
 
 def _checked_scales(name: str, value: object) -> float | tuple[float, ...]:

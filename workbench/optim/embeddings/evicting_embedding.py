@@ -23,9 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core.arguments import checked_count, checked_number
-from workbench.optim.embeddings.mixing import mix64, uniform_from
-
-_POSITIVE = 0x7FFF_FFFF_FFFF_FFFF
+from workbench.optim.embeddings.mixing import mix64, row_of, uniform_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +106,7 @@ class EvictingEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Return embeddings ``[..., dim]`` of int64 ids ``[...]``, else a TypeError; in training, claim rows."""
         flat = ids.reshape(-1)
-        bucket = self._bucket_of(flat)
-        rows, known = self._find(flat, bucket)
+        rows, known = self._find(flat)
         all_known = bool(known.all())
         if self.training:
             with torch.no_grad():
@@ -138,18 +135,16 @@ class EvictingEmbedding(nn.Module):
 
     def rows_of(self, ids: Tensor) -> Tensor:
         """Return the row of each id, int64, shape ``[n]``; -1 for an id without one. Changes nothing."""
-        rows, known = self._find(ids, self._bucket_of(ids))
+        rows, known = self._find(ids)
         return torch.where(known, rows, -1)
 
     def extra_repr(self) -> str:
         """Say the sizes."""
         return f"{self.n_rows}, {self.dim}, ways={self.ways}, min_age={self.min_age}"
 
-    def _bucket_of(self, ids: Tensor) -> Tensor:
-        return (mix64(ids, self.seed) & _POSITIVE) % self.n_buckets
-
-    def _find(self, ids: Tensor, bucket: Tensor) -> tuple[Tensor, Tensor]:
+    def _find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return a row for each id and whether it is the id's own."""
+        bucket = row_of(ids, self.seed, self.n_buckets)
         matches = self.owners.view(self.n_buckets, self.ways).index_select(0, bucket) == ids.unsqueeze(1)
         # The first of several matches: free rows have owner 0, too, but lie behind the row of id 0, if it has one,
         # because rows of a bucket are first claimed in order.
@@ -161,7 +156,7 @@ class EvictingEmbedding(nn.Module):
     def _claim_(self, ids: Tensor) -> Tensor:
         """Give rows to ids without one, as far as there are any to give, and return a row for each."""
         newcomers, position = torch.unique(ids, return_inverse=True)
-        bucket = self._bucket_of(newcomers)
+        bucket = row_of(newcomers, self.seed, self.n_buckets)
         # The r-th newcomer of a bucket gets its r-th stalest row.
         ordered, order = torch.sort(bucket, stable=True)
         place = torch.arange(len(order), device=ids.device) - torch.searchsorted(ordered, ordered)
@@ -172,7 +167,7 @@ class EvictingEmbedding(nn.Module):
         age_of_row, slot = by_age.gather(1, taken).squeeze(1), slots.gather(1, taken).squeeze(1)
         granted = (rank < self.ways) & (age_of_row <= self.clock - self.min_age)
         granted |= (rank < self.ways) & (age_of_row == 0)  # a free row needs no minimum age
-        shared = (mix64(newcomers, self.seed + 3) & _POSITIVE) % self.ways
+        shared = row_of(newcomers, self.seed + 3, self.ways)
         rows = bucket * self.ways + torch.where(granted, slot, shared)
         given, owners = rows[granted], newcomers[granted]
         self.owners.index_copy_(0, given, owners)

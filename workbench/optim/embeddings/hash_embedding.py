@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core.arguments import checked_count, checked_number
-from workbench.optim.embeddings.mixing import mix64
+from workbench.optim.embeddings.mixing import row_of
 
 
 class HashEmbedding(nn.Module):
@@ -79,15 +79,15 @@ class HashEmbedding(nn.Module):
     def rows_of(self, ids: Tensor) -> Tensor:
         """Return the rows of int64 ids of shape ``[...]``; with several hash functions ``[..., n_hashes]``."""
         if self.n_hashes == 1:
-            return _row(ids, self.seed, self.n_rows)
-        return torch.stack([_row(ids, self._seed_of(j), self.n_rows) for j in range(self.n_hashes)], dim=-1)
+            return row_of(ids, self.seed, self.n_rows)
+        return torch.stack([row_of(ids, self._seed_of(j), self.n_rows) for j in range(self.n_hashes)], dim=-1)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return embeddings ``[..., dim]`` of int64 ids ``[...]``; other ids are a TypeError."""
         found = F.embedding(self.rows_of(ids), self.weight, sparse=True)
         if self.importance is None:
             return found
-        importance_rows = _row(ids, self._seed_of(self.n_hashes), len(self.importance))
+        importance_rows = row_of(ids, self._seed_of(self.n_hashes), len(self.importance))
         weights = F.embedding(importance_rows, self.importance, sparse=True)
         return (weights.unsqueeze(-1) * found).sum(dim=-2)
 
@@ -97,8 +97,3 @@ class HashEmbedding(nn.Module):
 
     def _seed_of(self, function: int) -> int:
         return self.seed + function * 0x1000003  # a step that seeds of neighbouring tables do not take
-
-
-def _row(ids: Tensor, seed: int, n_rows: int) -> Tensor:
-    # The sign bit is dropped and not the lowest one: a remainder by a power of two looks at the low bits alone.
-    return (mix64(ids, seed) & 0x7FFF_FFFF_FFFF_FFFF) % n_rows

@@ -62,6 +62,12 @@ def mix64(ids: Tensor, seed: int = 0) -> Tensor:
     return z ^ _shifted(z, 31)
 
 
+def row_of(ids: Tensor, seed: int, n_rows: int) -> Tensor:
+    """Return which of so many rows (or buckets of them) each id falls into."""
+    # The sign bit is dropped and not the lowest one: a remainder by a power of two looks at the low bits alone.
+    return (mix64(ids, seed) & 0x7FFF_FFFF_FFFF_FFFF) % n_rows
+
+
 def uniform_from(scrambled: Tensor) -> Tensor:
     """Return numbers in [0, 1) from what `mix64` returned: the upper 24 bits, exact in float32."""
     return _shifted(scrambled, 40).to(torch.float32) * 2.0**-24
