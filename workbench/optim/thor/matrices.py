@@ -130,10 +130,6 @@ class FactorBlocks:
             owner = self.owners[bin_]
             share, chosen = weight[owner][:, None, None], which[owner][:, None, None]
             past = self.running[bin_]
-            if self.host_decides and bool(chosen.all()):  # two passes over memory instead of six
-                past.lerp_(values, 1 - share)
-                values.copy_(past)
-                continue
             past.copy_(torch.where(chosen, torch.lerp(past, values, 1 - share), past))
             values.copy_(torch.where(chosen, past, values))
 
@@ -343,7 +339,6 @@ class LayerPlan:
         self.result = self.flat.view(weight.shape) if self.is_plain else torch.empty_like(weight, requires_grad=False)
         self.left = [(inverse, begin, end, self.between[begin:end]) for begin, end, inverse in left]
         self.right = [(self.between[:, begin:end], inverse, self.flat[:, begin:end]) for begin, end, inverse in right]
-        self.only_left = left[0][2] if len(left) == 1 else None
 
     def __call__(self, gradient: Tensor) -> Tensor:
         """Return the preconditioned gradient, in memory that the next call overwrites."""
@@ -352,8 +347,6 @@ class LayerPlan:
             matrix = matrix.to(self.dtype)
         if self.row_scale is not None:
             torch.mul(matrix, self.row_scale[:, None], out=self.between)
-        elif self.only_left is not None:
-            torch.mm(self.only_left, matrix, out=self.between)
         else:
             for inverse, begin, end, target in self.left:
                 torch.mm(inverse, matrix[begin:end], out=target)
