@@ -6,6 +6,7 @@ device memory and copies whole blocks, at most one second or ``capacity`` steps 
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ from workbench.core import devices
 from workbench.core.records import Event, ExponentCounts, StepRecord
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import host_values
-from workbench.loss_scale.host_values import float32
 from workbench.training.boosted import Boosted
 from workbench.training.gradient_watch import ExponentHistograms, GradientWatch, SeenGradients, read_histograms
 from workbench.training.outcome import StepOutcome
@@ -258,4 +258,5 @@ def _values_on_host(outcome: StepOutcome, seen: SeenGradients) -> list[float] | 
     if seen.numbers is not None or not host_values.reads_without_waiting(*scalars):
         return None
     norm, amax = seen.on_host or (math.nan, math.nan)
-    return [*(float32(scalar.item()) for scalar in scalars), norm, amax, math.nan, math.nan]
+    numbers = (ctypes.c_float(scalar.item()).value for scalar in scalars)  # rounded as in a row of the device
+    return [*numbers, norm, amax, math.nan, math.nan]

@@ -50,7 +50,7 @@ def flat_vector(
         (torch.zeros_like(shape) if tensor is None else tensor).detach().reshape(-1).to(dtype)
         for tensor, shape in zip(tensors, like, strict=True)
     ]
-    return torch.cat(parts) if out is None else torch.cat(parts, out=out)
+    return torch.cat(parts, out=out)
 
 
 def updated_curvature(inverse_hessian: Tensor, gradient_change: Tensor, step: Tensor) -> Tensor:
@@ -298,11 +298,10 @@ class DimReduce:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DimReduce:
         # Components never change and may be as large as several networks; a process group cannot be copied.
+        memo |= {id(shared): shared for shared in (self.components, self.process_group)}
         twin = object.__new__(DimReduce)
         memo[id(self)] = twin
-        shared = {"components", "process_group"}
-        for name, value in self.__getstate__().items():
-            setattr(twin, name, value if name in shared else copy.deepcopy(value, memo))
+        vars(twin).update(copy.deepcopy(self.__getstate__(), memo))
         return twin
 
     def _search_line(
@@ -373,8 +372,6 @@ class DimReduce:
 
     def _project(self, vector: Tensor) -> Tensor:
         """Return P vector ``[k]``: every rank its rows, summed into place."""
-        if self.rank_size == 1:
-            return self.components @ vector
         whole = vector.new_zeros(self.n_components)
         whole[self.rows] = self.components @ vector
         return self._sum_over_ranks(whole)

@@ -155,11 +155,9 @@ class StepGroup:
     first: list[Tensor]  # moments; empty before the first step
     second: list[Tensor]
     strides: list[tuple[int, ...]] = field(init=False)
-    is_contiguous: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.strides = [parameter.stride() for parameter in self.parameters]
-        self.is_contiguous = all(parameter.is_contiguous() for parameter in self.parameters)
 
     def part(self, chosen: Sequence[bool], wanted: bool) -> StepGroup:
         """Return the parameters chosen, or not, as a step group with a count of its own."""
@@ -188,9 +186,6 @@ class StepGroup:
         The kernel goes through memory as if they were. Those of autograd are; those that were assigned to ``.grad``
         need not be, and the result would be silently wrong (torch's fused Adam has this trap).
         """
-        # The quicker question comes first and is mostly enough.
-        if self.is_contiguous and all(map(Tensor.is_contiguous, gradients)):
-            return gradients
         if any(gradient.layout != torch.strided for gradient in gradients):
             raise RuntimeError(DENSE_ONLY)
         if list(map(Tensor.stride, gradients)) == self.strides:
