@@ -67,11 +67,6 @@ def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, floa
     return (norm, amax) if fits else None
 
 
-def exponent_counts_of(parts: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
-    """Return `exponent_counts` for each of one or more lists of gradients, shape ``[n_parts, EXPONENT_BINS]``."""
-    return torch.stack([exponent_counts(part, device) for part in parts])
-
-
 def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = None) -> Tensor:
     """Count the binary exponents of all elements of gradients on one device, int64, in the bins of ``EXPONENT_BINS``.
 

@@ -173,9 +173,7 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
     _check_scalar("found_inf", found_inf)
     if skips_on_device(optimizer):
         optimizer.step_with_found_inf(found_inf)
-        return
-    reads = _reads_found_inf(optimizer)
-    if reads and not _first_step_needs_host(optimizer):
+    elif decides_on_device(optimizer):
         give_momentum_buffers(optimizer)
         optimizer.found_inf = exact_flag(found_inf)  # type: ignore[attr-defined]
         try:
@@ -183,7 +181,7 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
         finally:
             del optimizer.found_inf  # type: ignore[attr-defined]
     else:
-        if not reads:
+        if not _reads_found_inf(optimizer):
             _warn_once(optimizer)
         if found_inf.item() == 0:
             optimizer.step()

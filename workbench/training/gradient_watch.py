@@ -20,7 +20,7 @@ from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import ExponentTable, underflow_share
 from workbench.loss_scale.gradient_statistics import (
     EXPONENT_BINS,
-    exponent_counts_of,
+    exponent_counts,
     group_by_module,
     norm_and_maximum_of_finite,
     tensor_norms_and_maxima,
@@ -133,7 +133,8 @@ class GradientWatch:
             key = self._group_index[self._index[id(parameter)]], scaling.group_of(parameter)
             split.setdefault(key, []).append(gradient)
         device = present[0][1].device  # where zeros of groups that are frozen have to lie as well
-        return ExponentHistograms(exponent_counts_of(list(split.values()), device), tuple(split))
+        counts = torch.stack([exponent_counts(gradients, device) for gradients in split.values()])
+        return ExponentHistograms(counts, tuple(split))
 
 
 def float16_gradient_parameters(loss: Tensor) -> list[nn.Parameter]:
