@@ -17,7 +17,6 @@ from torch import Tensor, distributed, multiprocessing, nn
 from tests.golden_files import golden_paths, load_json, load_npz
 from tests.golden_networks import build_loss, build_network, golden_batch, load_initial_weights
 from tests.kit.processes import forkserver
-from tests.kit.twins import through_file
 from tests.ranks import leave_together
 from workbench.methods.dim_reduce.components import component_rows
 from workbench.methods.dim_reduce.method import DimReduce, sufficient_decrease, updated_curvature
@@ -384,22 +383,6 @@ def test_trials_leave_batch_norm_statistics_alone(arithmetic: Any) -> None:
     assert kept is (arithmetic == "corrected")
     counter = [buffer for buffer in net.buffers() if not buffer.is_floating_point()]
     assert counter[0].item() == 1 + (0 if kept else made.last_step.trials)
-
-
-@given(st.integers(0, 6), st.sampled_from(["corrected", "reference"]), st.booleans())
-@settings(max_examples=20)
-def test_saving_and_resuming_at_any_step_changes_nothing(stop: int, arithmetic: Any, half: bool) -> None:
-    dtype = torch.float32 if half else torch.float64
-    whole, resumed = Bowl(3, dtype), Bowl(4, dtype)
-    resumed.hessian, resumed.minimum = whole.hessian, whole.minimum
-    first, second = (reducer(net, arithmetic=arithmetic) for net in (whole, resumed))
-    descend(whole, first, stop)
-    saved = through_file({"net": whole.state_dict(), "dim_reduce": first.state_dict()})
-    losses = descend(whole, first, 4)
-    resumed.load_state_dict(saved["net"])
-    second.load_state_dict(saved["dim_reduce"])
-    assert descend(resumed, second, 4) == losses
-    assert torch.equal(resumed.flat(), whole.flat())
 
 
 def test_a_deep_copy_trains_on_its_own_and_shares_the_components() -> None:

@@ -18,7 +18,7 @@ from tests.golden_files import golden_paths, load_json
 from tests.kit.configurations import freezing
 from tests.kit.twins import assert_close, assert_same, either_copy, through_file
 from workbench import apply
-from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, allow_one_graph_per_group, split_learning_rates
+from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, split_learning_rates
 
 Build = Callable[[Any], torch.optim.Optimizer]
 
@@ -464,38 +464,6 @@ def test_freezing_works_under_ddp_that_looks_for_unused_parameters(one_rank: Non
     train(plain, FreezeOpt(OPTIMIZERS["sgd"](plain.parameters()), groups_of(plain), [0, 2, 1]), range(6))
     train(nn.parallel.DistributedDataParallel(net, find_unused_parameters=True), frozen, range(6))
     assert_same(net, plain)
-
-
-def test_one_compiled_step_per_group_and_no_more() -> None:
-    import torch._dynamo as dynamo
-
-    dynamo.reset()
-    compilations = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        compilations.append(graph)
-        return graph.forward
-
-    limit = dynamo.config.recompile_limit
-    try:
-        with dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1):
-            allow_one_graph_per_group(3)
-            assert dynamo.config.recompile_limit >= 3
-            net = network()
-            optimizer = FreezeOpt(torch.optim.SGD(net.parameters(), lr=0.1), groups_of(net), [0, 1, 2, 1, 0, 2, 2])
-            compiled = torch.compile(net, backend=backend)
-            for step in range(14):
-                optimizer.begin_step()
-                compiled(batch(step)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        with dynamo.config.patch(recompile_limit=500, accumulated_recompile_limit=100_000):
-            allow_one_graph_per_group(3)
-            assert dynamo.config.recompile_limit == 500  # never lowered
-    finally:
-        dynamo.reset()
-    assert dynamo.config.recompile_limit == limit
-    assert len(compilations) == 3
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -11,20 +11,20 @@ from torch.optim import SGD
 
 from tests.kit.chains import chain, mean_square, pairs
 from tests.kit.configurations import freezing
-from workbench.methods.grad_freeze.method import FreezeOpt
-from workbench.training import Boosted, apply, training_loop
+from workbench.methods.grad_freeze.method import allow_one_graph_per_group
+from workbench.training import apply, training_loop
 
-GROUPS = 12  # more than torch's own limit of 8 graphs
-FREEZING = freezing(GROUPS, kind=0, p=0.1, steps=48)
+GROUPS = 3
+FREEZING = freezing(GROUPS, kind=0, steps=12)
 
 
 @pytest.fixture
 def compilations() -> Iterator[list[torch.fx.GraphModule]]:
-    """Start with nothing compiled and torch's own limits, and leave it so."""
+    """Start with nothing compiled and a limit below the number of groups, and leave torch's own."""
     import torch._dynamo as dynamo
 
     dynamo.reset()
-    with dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256, fail_on_recompile_limit_hit=True):
+    with dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1, fail_on_recompile_limit_hit=True):
         yield []
     dynamo.reset()
 
@@ -37,12 +37,6 @@ def counting(compilations: list[torch.fx.GraphModule]) -> Callable[..., Any]:
     return backend
 
 
-def groups_used(boosted: Boosted, steps: int) -> int:
-    assert isinstance(boosted.optimizer, FreezeOpt)
-    return len(set(boosted.optimizer.strategy[:steps]))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("when", ["before apply", "after apply"])
 def test_every_freezing_group_is_compiled_once_even_beyond_torchs_own_limit(
     when: str, compilations: list[torch.fx.GraphModule]
@@ -54,16 +48,22 @@ def test_every_freezing_group_is_compiled_once_even_beyond_torchs_own_limit(
     boosted = apply(FREEZING, model, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
     if when == "after apply":
         boosted.model = torch.compile(boosted.model, backend=backend)  # type: ignore[assignment]
-    batches = pairs(36, 5)
-    assert groups_used(boosted, 36) == GROUPS
-    for _ in training_loop(boosted, mean_square, batches):
-        pass
-    assert len(compilations) == GROUPS
     eager = apply(FREEZING, plain, SGD(plain.parameters(), lr=0.1, momentum=0.9), level="O0")
-    for _ in training_loop(eager, mean_square, batches):
-        pass
+    used = [
+        {outcome.frozen_groups for outcome in training_loop(one, mean_square, pairs(12, 5))} for one in (boosted, eager)
+    ]
+    assert used == [set(range(GROUPS))] * 2
+    assert len(compilations) == GROUPS
     for p, q in zip(net.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p, q)
+
+
+def test_a_limit_that_is_high_enough_is_never_lowered(compilations: list[torch.fx.GraphModule]) -> None:
+    import torch._dynamo as dynamo
+
+    with dynamo.config.patch(recompile_limit=500, accumulated_recompile_limit=100_000):
+        allow_one_graph_per_group(GROUPS)
+        assert dynamo.config.recompile_limit == 500
 
 
 def test_a_compiled_model_is_processed_inside_its_wrapper(compilations: list[torch.fx.GraphModule]) -> None:
