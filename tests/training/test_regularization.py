@@ -321,12 +321,3 @@ def test_half_precision_weights_are_averaged_in_float32() -> None:
     assert {average.dtype for average in averages} == {torch.float32}
     with boosted.evaluating():
         assert model.weight.dtype == torch.bfloat16
-
-
-def test_a_run_evaluates_the_average() -> None:
-    averaged = workbench.train(task(), BoostConfig.from_dict(EMA), level="O0", steps=20, out=None, evaluate_every=7)
-    silent = workbench.train(task(), BoostConfig.from_dict(EMA), level="O0", steps=20, out=None)
-    plain = workbench.train(task(), BoostConfig.from_dict({"boost": {"mode": "disable_all"}}), steps=20, out=None)
-    assert averaged.metric == silent.metric
-    assert averaged.metric != plain.metric
-    assert averaged.final_loss == plain.final_loss
