@@ -12,8 +12,7 @@ import pytest
 
 from tests.cli.conftest import Command
 from tests.kit.processes import start_command
-from workbench.cli.failures import Interrupted
-from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
+from workbench.cli.interrupts import stop_on_ctrl_c
 from workbench.core.signals import Handler, handling_signals
 from workbench.runs import find_runs, read_run
 
@@ -86,11 +85,6 @@ def test_a_first_ctrl_c_asks_for_a_stop_and_a_second_raises(capsys: pytest.Captu
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_ctrl_c_becomes_the_sentence_of_the_command() -> None:
-    with pytest.raises(Interrupted, match="go on with this"), saying_on_ctrl_c("go on with this"):
-        raise KeyboardInterrupt
 
 
 def test_ctrl_c_while_comparing_says_what_is_kept(
