@@ -14,6 +14,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.kit.configurations import accumulating
 from workbench.integrations.accelerate import BoostedAccelerator, prepare
 
 NONE = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
@@ -47,21 +48,16 @@ def a_task() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
     )
 
 
-def trained(config: Any, until: int | None = None, folder: Path | None = None, **given: Any) -> Any:
+def trained(config: Any, **given: Any) -> Any:
     accelerator = an_accelerator()
     criterion = nn.CrossEntropyLoss()
     boosted, loader = prepare(accelerator, config, *a_task(), epochs=EPOCHS, criterion=criterion, **given)
-    if folder is not None and until is None:
-        accelerator.load_state(str(folder))
-    for x, y in boosted.batches(loader, EPOCHS, start=boosted.step_index):
+    for x, y in boosted.batches(loader, EPOCHS):
         torch.manual_seed(boosted.step_index)  # the masks of dropout are not the question here
         with boosted.autocast():
             loss = boosted.criterion(boosted.model(x), y)
         boosted.backward(loss)
         boosted.step()
-        if boosted.step_index == until:
-            accelerator.save_state(str(folder))
-            break
     return boosted
 
 
@@ -112,10 +108,7 @@ SET_UPS: dict[str, dict[str, Any]] = {
         "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
         "grad_freeze": {"param_groups": 2, "total_steps": 40},
     },
-    "accumulated": {
-        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": 2},
-    },
+    "accumulated": accumulating(2),
 }
 
 
@@ -181,20 +174,6 @@ def test_a_loop_of_theirs_is_refused_what_both_would_do() -> None:
         accelerator.backward(torch.zeros((), requires_grad=True), retain_graph=True)
     with pytest.raises(ValueError, match=r"`mixed_precision` is 'fp16'.*leave it out"):
         an_accelerator(BoostedAccelerator, boost=NONE, epochs=1, mixed_precision="fp16").prepare(*a_task())
-
-
-def test_unscaled_gradients_are_clipped() -> None:
-    boosted = trained(NONE | {"loss_scale": {"kind": "fixed", "init": 4096.0}}, max_grad_norm=0.5)
-    assert_same(boosted.model, trained(NONE, max_grad_norm=0.5).model, rtol=1e-4, atol=1e-6)
-
-
-def test_a_saved_state_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    whole = trained(RESUMED)
-    trained(RESUMED, until=5, folder=tmp_path)
-    resumed = trained(RESUMED, folder=tmp_path)
-    assert resumed.step_index == whole.step_index == 12
-    with whole.evaluating(), resumed.evaluating():
-        assert_same(resumed.model, whole.model, **EXACT)
 
 
 def test_what_both_would_do_is_refused_with_the_way_out() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration, Trainer, TrainerCallback
 
 from tests.kit.chains import assert_same_bits
+from tests.kit.configurations import accumulating
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, padded, sentences
 from workbench.config import BoostConfig
 from workbench.integrations.transformers import BoostedTrainer
@@ -93,10 +94,6 @@ def test_texts_of_different_length_are_padded_together(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_update_takes_several_batches_and_callbacks_see_it(tmp_path: Path) -> None:
-    config = {
-        "boost": NO_METHODS["boost"] | {"grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": 4},
-    }
     calls: list[str] = []
 
     class Watch(TrainerCallback):  # type: ignore[misc]
@@ -110,7 +107,9 @@ def test_an_update_takes_several_batches_and_callbacks_see_it(tmp_path: Path) ->
             calls.append("cleared" if model.classifier.weight.grad is None else "kept")
 
     args = {"max_grad_norm": 0.0, "logging_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant"}
-    trainer = boosted(tmp_path, config, callbacks=[Watch()], per_device_train_batch_size=8, max_steps=64, **args)
+    trainer = boosted(
+        tmp_path, accumulating(4), callbacks=[Watch()], per_device_train_batch_size=8, max_steps=64, **args
+    )
     trainer.train()
     assert trainer.state.global_step == 16
     assert calls == ["part", "part", "part", "gradients", "cleared"] * 16

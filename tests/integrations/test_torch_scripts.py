@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kit.configurations import accumulating
 from tests.kit.script_runs import run_here, run_script
 from workbench.config import BoostConfig
 from workbench.core.records import ExportedScript
@@ -20,10 +21,7 @@ from workbench.training.setup import prepare
 
 QUICKSTART = Path(__file__).parents[2] / "studies/quickstart/published/boost_config.o1.json"
 PLAIN: dict[str, Any] = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
-ACCUMULATED: dict[str, Any] = {
-    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
-    "grad_accumulation": {"grad_accumulation_step": 2},
-}
+ACCUMULATED = accumulating(2)
 OWN = '''\
 """A small net on the digits."""
 from __future__ import annotations
