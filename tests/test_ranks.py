@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,14 +51,6 @@ DIES = TOLD.format(
 )
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two ranks whose process group somebody else has made, as in a user's own script."""
-    pair = Ranks(2, tmp_path_factory.mktemp("ranks"))
-    yield pair
-    pair.close()
-
-
 def started(script: str, n_ranks: int, **variables: str) -> list[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
     environment |= {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -101,8 +92,8 @@ def _agree() -> list[object]:
     ]
 
 
-def test_ranks_agree_on_votes_values_and_means(two: Ranks) -> None:
-    for size, wishes, last, said, means, none in two.run(_agree):
+def test_ranks_agree_on_votes_values_and_means(pair: Ranks) -> None:
+    for size, wishes, last, said, means, none in pair.run(_agree):
         assert size == 2
         assert wishes == [(False, False), (False, True), (False, False), (True, False), (False, False)], "a step late"
         assert last == (False, False)
@@ -117,9 +108,9 @@ def _device_in_a_group_of_the_users() -> str:
         return f"{device} {ranks.world_size()}"
 
 
-def test_a_process_group_of_the_users_is_used_as_it_is(two: Ranks) -> None:
-    assert two.run(_device_in_a_group_of_the_users) == ["cpu 2", "cpu 2"]
-    assert two.run(_device_in_a_group_of_the_users) == ["cpu 2", "cpu 2"], "and left alone"
+def test_a_process_group_of_the_users_is_used_as_it_is(pair: Ranks) -> None:
+    assert pair.run(_device_in_a_group_of_the_users) == ["cpu 2", "cpu 2"]
+    assert pair.run(_device_in_a_group_of_the_users) == ["cpu 2", "cpu 2"], "and left alone"
 
 
 def test_alone_everything_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tests.experiments.small_tasks import BATCH_SIZE, Net, small_task
+from tests.kit.configurations import accumulating
 from tests.kit.runs import read_back, run_task
 from workbench.config import BoostConfig
 from workbench.core.records import Event, EventKind, StepRecord
@@ -31,12 +32,6 @@ from workbench.training.trace_buffer import TraceBuffer
 
 CPU = torch.device("cpu")
 DYNAMIC = {"loss_scale": {"kind": "dynamic", "init": 8.0, "window": 4, "collapse_after": 3}}
-
-
-def accumulating(n: int) -> dict[str, Any]:
-    """Return a configuration whose updates take so many micro-batches."""
-    switches = {"mode": "manual", "grad_accumulation": True}
-    return {"boost": switches, "grad_accumulation": {"grad_accumulation_step": n}}
 
 
 def run(task: Task, config: dict[str, Any] | None = None, **options: Any) -> RunResult:

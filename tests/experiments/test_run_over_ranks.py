@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from tests.experiments.small_tasks import BATCH_SIZE, small_task
+from tests.kit.configurations import accumulating, freezing
 from tests.kit.runs import read_back, run_task
 from tests.ranks import Ranks
 from workbench.config import BoostConfig
@@ -28,27 +29,12 @@ from workbench.training.speed import measure_speed_ratio
 pytestmark = pytest.mark.slow  # starting ranks takes seconds
 
 CPU = torch.device("cpu")
-FREEZING = {
-    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
-    "grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "total_steps": 16},
-}
-ACCUMULATING = {
-    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
-    "grad_accumulation": {"grad_accumulation_step": 2},
-}
+FREEZING = freezing(2, steps=16)
 CONFIGS: dict[str, dict[str, Any]] = {
     "nothing": {"boost": {"mode": "disable_all"}},
     "freezing": FREEZING,
-    "accumulation": ACCUMULATING,
+    "accumulation": accumulating(2),
 }
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two ranks."""
-    pair = Ranks(2, tmp_path_factory.mktemp("ranks"))
-    yield pair
-    pair.close()
 
 
 def _sgd(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
@@ -91,8 +77,8 @@ def _column(result: RunResult, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_two_ranks_train_as_one_with_the_joint_batch(two: Ranks, tmp_path: Path, name: str) -> None:
-    both = two.run(_run, CONFIGS[name], str(tmp_path / "two"))
+def test_two_ranks_train_as_one_with_the_joint_batch(pair: Ranks, tmp_path: Path, name: str) -> None:
+    both = pair.run(_run, CONFIGS[name], str(tmp_path / "two"))
     alone = _run(CONFIGS[name], str(tmp_path / "one"), joint=2)
     assert both[0] == both[1], "every rank gets the same result"
     assert both[0].metric == pytest.approx(alone.metric, rel=1e-5)
@@ -113,8 +99,8 @@ def _weights_and_noise(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return weight, torch.rand(4), batch
 
 
-def test_ranks_begin_with_the_same_weights_but_draw_their_own_noise(two: Ranks) -> None:
-    (weight, noise, batch), (other_weight, other_noise, other_batch) = two.run(_weights_and_noise, 5)
+def test_ranks_begin_with_the_same_weights_but_draw_their_own_noise(pair: Ranks) -> None:
+    (weight, noise, batch), (other_weight, other_noise, other_batch) = pair.run(_weights_and_noise, 5)
     alone_weight, alone_noise, alone_batch = _weights_and_noise(5)
     assert torch.equal(weight, other_weight)
     assert torch.equal(weight, alone_weight)
@@ -136,8 +122,8 @@ def _stop_on_rank(who: int, at: int, out: str) -> RunResult:
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_stop_of_any_rank_ends_all_at_the_same_step(two: Ranks, tmp_path: Path, who: int) -> None:
-    results = two.run(_stop_on_rank, who, 5, str(tmp_path))
+def test_a_stop_of_any_rank_ends_all_at_the_same_step(pair: Ranks, tmp_path: Path, who: int) -> None:
+    results = pair.run(_stop_on_rank, who, 5, str(tmp_path))
     assert [(one.stopped, one.steps) for one in results] == [(True, 6)] * 2, "one step after it was asked for"
     assert results[0].message == "stopped on request after 6 steps"
     assert results[0].path is not None
@@ -156,8 +142,8 @@ def _pruned_and_watched() -> tuple[RunResult, list[int], list[int]]:
     return result, evaluated, [progress.step for progress in seen]
 
 
-def test_rank_0_alone_evaluates_reports_and_is_asked(two: Ranks) -> None:
-    (result, evaluated, seen), (other, other_evaluated, other_seen) = two.run(_pruned_and_watched)
+def test_rank_0_alone_evaluates_reports_and_is_asked(pair: Ranks) -> None:
+    (result, evaluated, seen), (other, other_evaluated, other_seen) = pair.run(_pruned_and_watched)
     assert result.steps == other.steps == 4
     assert result == other
     assert [step for step, _ in result.curve] == evaluated == [2, 4]
@@ -170,16 +156,16 @@ def _poisoned(config: dict[str, Any], who: int, out: str) -> RunResult:
     return run_task(task, BoostConfig.from_dict(config), steps=12, device=CPU, out=Path(out))
 
 
-def test_a_loss_that_is_not_finite_on_one_rank_ends_all(two: Ranks, tmp_path: Path) -> None:
-    results = two.run(_poisoned, {}, 1, str(tmp_path))
+def test_a_loss_that_is_not_finite_on_one_rank_ends_all(pair: Ranks, tmp_path: Path) -> None:
+    results = pair.run(_poisoned, {}, 1, str(tmp_path))
     assert [one.diverged for one in results] == [True, True]
     assert repr(results[0]) == repr(results[1])
     assert results[0].message == "step 5: the loss is inf; training diverged"
 
 
-def test_an_overflow_on_one_rank_makes_all_skip(two: Ranks, tmp_path: Path) -> None:
+def test_an_overflow_on_one_rank_makes_all_skip(pair: Ranks, tmp_path: Path) -> None:
     config = {"loss_scale": {"kind": "dynamic", "init": 8.0, "window": 100, "collapse_after": 3}}
-    results = two.run(_poisoned, config, 1, str(tmp_path))
+    results = pair.run(_poisoned, config, 1, str(tmp_path))
     assert repr(results[0]) == repr(results[1])
     assert results[0].diverged
     assert "loss scale" in results[0].message
@@ -189,25 +175,24 @@ def test_an_overflow_on_one_rank_makes_all_skip(two: Ranks, tmp_path: Path) -> N
 
 
 def _speed() -> Any:
-    freezing = BoostConfig.from_dict(FREEZING)
-    sides = (BoostConfig(), "O0"), (freezing, "O1")
+    sides = (BoostConfig(), "O0"), (BoostConfig.from_dict(FREEZING), "O1")
     return measure_speed_ratio(smooth_task(1), *sides, device=CPU, rounds=2, steps_per_block=2, precision=0.0)
 
 
-def test_a_speed_ratio_is_rank_0s_on_every_rank(two: Ranks) -> None:
-    first, other = two.run(_speed)
+def test_a_speed_ratio_is_rank_0s_on_every_rank(pair: Ranks) -> None:
+    first, other = pair.run(_speed)
     assert first == other
     assert first.rounds == 8
     assert 0 < first.low <= first.ratio <= first.high
 
 
 def _comparison(out: str) -> Any:
-    sides = [Side("O0", BoostConfig(), "O0"), Side("accumulation", BoostConfig.from_dict(ACCUMULATING))]
+    sides = [Side("O0", BoostConfig(), "O0"), Side("accumulation", BoostConfig.from_dict(accumulating(2)))]
     return compare_configs(smooth_task(1), sides, seeds=[0, 1], steps=4, device=CPU, out=Path(out))
 
 
 @pytest.mark.long
-def test_a_comparison_is_the_same_on_every_rank(two: Ranks, tmp_path: Path) -> None:
-    first, other = two.run(_comparison, str(tmp_path))
+def test_a_comparison_is_the_same_on_every_rank(pair: Ranks, tmp_path: Path) -> None:
+    first, other = pair.run(_comparison, str(tmp_path))
     assert first == other
     assert len(list(tmp_path.iterdir())) == 4, "a run directory per side and seed"
