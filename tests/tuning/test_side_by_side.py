@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fake_runner import SEARCH, SHORT, FakeRunner, calls, write_study
+from tests.kit.fake_runner import SHORT, FakeRunner, calls, write_study
 from tests.kit.set_up_search import stored_trials, write
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
@@ -150,23 +150,14 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
 
 
 def make_slow_to_load(file: StudyFile, directory: Path) -> FakeRunner:
-    """Load at once in the first of two processes, and after some seconds in the second."""
+    """Load at once in the first of two processes, and after a second in the other."""
     if multiprocessing.parent_process() is not None:
         FakeRunner(directory).log(f"loading {os.getpid()}")
         while len(both := [int(line.split()[1]) for line in calls(directory) if line.startswith("loading")]) < 2:
             time.sleep(0.05)
-        time.sleep(2.0 * (os.getpid() == max(both)))
+        time.sleep(1.0 * (os.getpid() == max(both)))
         FakeRunner(directory).log("loaded")
-    return Mortal(directory)
-
-
-@pytest.mark.slow
-def test_nothing_is_trained_while_another_process_loads(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "s", SHORT)
-    tune(folder, jobs=2, make_experimenter=make_slow_to_load)
-    lines = [line.split()[0] for line in calls(folder) if line.startswith(("process", "loaded"))]
-    assert lines[:3] == ["loaded", "loaded", "process"]
-    assert lines.count("loaded") == 2  # once for all stages
+    return make_mortal(file, directory)
 
 
 def processes_of(folder: Path, seeds: range) -> set[int]:
@@ -175,21 +166,16 @@ def processes_of(folder: Path, seeds: range) -> set[int]:
 
 
 @pytest.mark.slow
-def test_a_search_trains_in_all_processes(tmp_path: Path) -> None:
-    text = SEARCH.replace("n_trials = 4", "n_trials = 30")  # a process may begin some seconds later than the other
-    folder = write_study(tmp_path / "s", text)
-    result = tune(folder, jobs=2, make_experimenter=make_mortal)
-    assert sum(trial.state in {"complete", "pruned"} for trial in result.trials) == 30
-    assert len(processes_of(folder, range(1)) - {os.getpid()}) == 2
-
-
-@pytest.mark.slow
-def test_a_confirmation_trains_in_all_processes(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "s", SHORT)
-    result = tune(folder, jobs=2, make_experimenter=make_mortal)
-    confirming = processes_of(folder, range(1000, 1100))
-    assert len(confirming - {os.getpid()}) == len(confirming) == 2
+def test_search_and_confirmation_train_in_all_processes_once_these_have_loaded(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SHORT.replace("n_trials = 4", "n_trials = 6"))
+    result = tune(folder, jobs=2, make_experimenter=make_slow_to_load)
+    lines = [line.split()[0] for line in calls(folder) if line.startswith(("process", "loaded"))]
+    assert lines[:3] == ["loaded", "loaded", "process"], "nothing is trained while another process loads"
+    assert lines.count("loaded") == 2  # once for all stages
+    assert sum(trial.state in {"complete", "pruned"} for trial in result.trials) == 6
     assert result.candidates[0].n_seeds > 0
+    for seeds in (range(1), range(1000, 1100)):  # the search's, and the confirmation's
+        assert len(processes_of(folder, seeds) - {os.getpid()}) == len(processes_of(folder, seeds)) == 2
 
 
 class Surface(SurfaceRunner):
