@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 
 from tests.kit.set_up_search import LINEAR, predicted_time, run, searching, taken_of, write
 from tests.kit.simulated_attribution import ADAMW, MERGED, SMOOTHED, SimulatedAttributor, Truth, true_and_shown
@@ -296,20 +297,22 @@ class FailingCompiler(SurfaceRunner):
         return super().run(job, monitor)
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_while_a_set_up_is_taken_apart_ends_nothing(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", space=LINEAR, plain_runs=0)
-    result = run(folder, FailingCompiler(folder, noise=0.004, seed=3))
-    assert optimizer_of(taken_of(result)[1]) == "AdamW"
-    assert any(trial.state == "failed" and "the compiler failed" in trial.message for trial in result.trials)
-
-
-@pytest.mark.slow
-def test_taking_apart_may_come_to_the_baseline_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runner", [FailingCompiler, SurfaceRunner], ids=["a run fails", "nothing is left"])
+def test_taking_apart_goes_on_where_a_run_fails_and_may_come_to_the_baseline_itself(
+    runner: type[SurfaceRunner], tmp_path: Path
+) -> None:
     """Without AdamW and at full length nothing is left of the set-up, so that run is a repeat of O0's."""
-    folder = write(tmp_path / "study", space="")
-    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3))
-    assert result.choices["o1"].sentence
+    folder = write(tmp_path / "study", space="", plain_runs=0)
+    made = runner(folder, noise=0.004, seed=3)
+    run(folder, made, trials=1)
+    with searching(folder, made) as (file, study, search):
+        whole = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.95}
+        number = search.run_given(whole, {"n_seeds": 3})
+        bars = Attributor(study, file, StepTimes(study, file, made), search.run_given, None).take_apart(number)
+        trials = study.get_trials(deepcopy=False)
+    assert "AdamW" in {bar.part for bar in bars}
+    assert any(one.state == TrialState.FAIL for one in trials) is (runner is FailingCompiler)
+    assert any(one.user_attrs.get("repeats") == 0 for one in trials)
 
 
 def test_without_time_to_train_times_of_steps_are_measured_and_the_rest_once_there_is(tmp_path: Path) -> None:
