@@ -198,16 +198,6 @@ def test_the_same_command_continues_and_trains_nothing_twice(tmp_path: Path) -> 
     assert after[: len(before)] == before
 
 
-@pytest.mark.slow
-def test_an_interrupted_study_draws_what_it_would_have_drawn_anyway(tmp_path: Path) -> None:
-    text = UNCONFIRMED.replace("n_trials = 10", "n_trials = 6")
-    whole = tune(write_study(tmp_path / "whole", text), make_experimenter=make_fake)
-    parts = write_study(tmp_path / "parts", text.replace("[study]", '[study]\nname = "whole"'))
-    for n_trials in (2, 3, 6):
-        pieces = tune(parts, trials=n_trials, make_experimenter=make_fake)
-    assert [trial.parameters for trial in pieces.trials[:4]] == [trial.parameters for trial in whole.trials[:4]]
-
-
 def test_a_folder_that_was_moved_and_renamed_goes_on(finished: Path, tmp_path: Path) -> None:
     before = [(one.number, one.params, one.values) for one in stored_trials(finished)]
     there = tmp_path / "elsewhere" / "renamed"
