@@ -68,7 +68,7 @@ def rule_of(field: FieldInfo, *, kind_matters: bool = True) -> str:
         length = "two " if get_origin(plain) is tuple else ""
         within = _interval(item)
         return f"be a list of {length}{noun}" + (f", each {_as_adverb(within)}" if within else "")
-    return _rule_of_type(plain, _bounds(field.metadata), kind_matters=kind_matters)
+    return _rule_of_type(plain, _bounds(field.metadata) or _interval(field.annotation), kind_matters=kind_matters)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -120,11 +120,12 @@ def _choices(field: FieldInfo) -> tuple[Any, ...]:
 
 
 def _interval(annotation: Any) -> str:
-    return _bounds(getattr(annotation, "__metadata__", ()))
+    """Return the range of a type as "lie in [0, 1)", "be at least 1", ... or an empty string."""
+    members = get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else (annotation,)
+    return next(filter(None, (_bounds(getattr(member, "__metadata__", ())) for member in members)), "")
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    """Return a range as "lie in [0, 1)", "be at least 1", ... or an empty string."""
     low = high = ""
     for item in metadata:
         match item:
