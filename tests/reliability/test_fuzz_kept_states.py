@@ -69,6 +69,13 @@ def test_a_checkpoint_with_a_damaged_member_is_loaded_or_refused(
     result_or_sentence(lambda: load_checkpoint(path, boosted()), ValueError)
 
 
+def test_what_torch_repeats_of_a_damaged_checkpoint_is_cut(checkpoint: bytes, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "c.pt", "w") as archive:
+        for member, content in members(checkpoint).items():
+            archive.writestr(member, b"[" * 20_000 if member.endswith("byteorder") else content)
+    assert "not a checkpoint" in result_or_sentence(lambda: read_checkpoint(tmp_path / "c.pt", CPU), ValueError)
+
+
 @pytest.mark.parametrize("missing", ["boosted", "scheduler", "torch_rng", "device_rng"])
 def test_a_checkpoint_that_lacks_a_part_is_refused(missing: str, checkpoint: bytes, tmp_path: Path) -> None:
     state = torch.load(io.BytesIO(checkpoint), weights_only=True)

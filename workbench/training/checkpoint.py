@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from workbench.core import devices
 from workbench.core.files import write_bytes_atomically
 from workbench.core.processor import usable_cores
+from workbench.core.text import first_line
 from workbench.core.warning import warn
 from workbench.training.boosted import Boosted
 from workbench.training.generator_states import generator_states, restore_generators
@@ -75,7 +76,7 @@ def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except Exception as error:
-        raise ValueError(f"{path}: not a checkpoint of this package ({error})") from error
+        raise ValueError(f"{path}: not a checkpoint of this package ({first_line(error)})") from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise ValueError(f"{path}: not a checkpoint of this package (format {_FORMAT})")
     if missing := [name for name in ("boosted", "scheduler", "torch_rng", "device_rng") if name not in state]:
