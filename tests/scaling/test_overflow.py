@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tests.kit.twins import either_copy
 from tests.scaling.host_reads import forbid_host_reads
+from tests.scaling.stepped import give_gradients, parameters
 from workbench.loss_scale import (
     NonFusedOptimizerWarning,
     ScaleCollapseError,
@@ -46,22 +47,6 @@ PLAIN: dict[str, Build] = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.1),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1),
 }
-
-
-def parameters() -> list[nn.Parameter]:
-    """Return a matrix, two vectors and a number."""
-    generator = torch.Generator().manual_seed(5)
-    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 3), (40,), (), (5,))]
-
-
-def give_gradients(params: list[nn.Parameter], step: int, bad: float | None = None) -> None:
-    """Give each parameter the gradient of a step; ``bad`` stands in the second one."""
-    generator = torch.Generator().manual_seed(100 + step)
-    for parameter in params:
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    if bad is not None:
-        assert params[1].grad is not None
-        params[1].grad[7] = bad
 
 
 def contents(params: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.modules.module as torch_module
+import torch.optim.optimizer as torch_optimizer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase
@@ -27,6 +28,7 @@ NORMALIZATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 # Kernels that torch's own fused optimizers, GradScaler and DistributedDataParallel call by these names.
 fused_adam_ = torch._fused_adam_
+fused_adamw_ = torch._fused_adamw_
 check_and_unscale_ = torch._amp_foreach_non_finite_check_and_unscale_
 flatten_tensors: Callable[[list[Tensor]], Tensor] = torch._C._nn.flatten_dense_tensors
 
@@ -58,6 +60,16 @@ def version_of(tensor: Tensor) -> int:
 
 
 # Hooks can be registered and removed, but not listed. The names of an optimizer's exist since torch 2.0.
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Return whether anything is hooked to the step of an optimizer, or of all."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+    )
 
 
 def step_hooks(optimizer: Optimizer) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
@@ -122,6 +134,11 @@ def end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
 def mark_stepped(optimizer: Optimizer) -> None:
     """Let schedulers see that the optimizer took a step; they would warn that it came after theirs."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def is_wrapped_by_scheduler(step: Any) -> bool:
+    """Return whether an optimizer's ``step`` is the wrapper that a scheduler puts around it."""
+    return hasattr(step, "_wrapped_by_lr_sched")
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:

@@ -8,7 +8,6 @@ alone when it is set. Only an optimizer that cannot do this makes the host wait.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -20,6 +19,7 @@ from workbench.core.sparse_tables import values_of
 from workbench.core.step_optimizer import exact_flag, skips_on_device
 from workbench.core.torch_internals import check_and_unscale_, has_fused_kernel, mark_stepped, takes_found_inf
 from workbench.core.warning import warn
+from workbench.loss_scale.cached_adam import step_on_cached_lists
 
 _WIDENED_ELEMENTS = 1 << 26  # at once, unless a tensor has more: 256 MiB
 _FUSED_KERNELS = {SGD: "_fused_sgd_", AdamW: "_fused_adamw_", Adam: "_fused_adam_", Adagrad: "_fused_adagrad_"}
@@ -166,22 +166,25 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
 
     Optimizers with a method ``step_with_found_inf`` are called through it, torch's fused ones get the flag as attribute
     ``found_inf`` and skip inside their kernel, as under ``torch.amp.GradScaler``; hooks of both run on skipped steps,
-    too. Any other optimizer makes the host read the flag, which a `NonFusedOptimizerWarning` says once, and is not
-    called on a skipped step. Gradients are unscaled already; ``found_inf`` is the flag of `unscale_and_check_`,
-    anything but 0 means skip.
+    too. A fused Adam without hooks is spared the call: its kernel works on cached lists. Any other optimizer makes the
+    host read the flag, which a `NonFusedOptimizerWarning` says once, and is not called on a skipped step. Gradients
+    are unscaled already; ``found_inf`` is the flag of `unscale_and_check_`, anything but 0 means skip.
     """
     _check_scalar("found_inf", found_inf)
     if skips_on_device(optimizer):
         optimizer.step_with_found_inf(found_inf)
-    elif decides_on_device(optimizer):
-        give_momentum_buffers(optimizer)
-        optimizer.found_inf = exact_flag(found_inf)  # type: ignore[attr-defined]
-        try:
-            optimizer.step()
-        finally:
-            del optimizer.found_inf  # type: ignore[attr-defined]
+        return
+    reads = _reads_found_inf(optimizer)
+    if reads and not _first_step_needs_host(optimizer):
+        if not step_on_cached_lists(optimizer, found_inf):
+            _give_momentum_buffers(optimizer)
+            optimizer.found_inf = exact_flag(found_inf)  # type: ignore[attr-defined]
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.found_inf  # type: ignore[attr-defined]
     else:
-        if not _reads_found_inf(optimizer):
+        if not reads:
             _warn_once(optimizer)
         if found_inf.item() == 0:
             optimizer.step()
@@ -208,32 +211,28 @@ def _first_step_needs_host(optimizer: Optimizer) -> bool:
     """Return whether a fused SGD's coming step must not be skipped on the device.
 
     Its first step allocates momentum buffers and relies on the kernel to fill them, which a skip leaves undone (torch
-    2.13). Zeros cure this (`give_momentum_buffers`), but with dampening the first step differs from the others.
+    2.13). Zeros cure this (`_give_momentum_buffers`), but with dampening the first step differs from the others.
     """
     return isinstance(optimizer, SGD) and any(
-        group["momentum"] != 0 and group["dampening"] != 0 and _without_buffer(optimizer, group)
+        group["momentum"] != 0 and group["dampening"] != 0 and without_buffer(optimizer, group["params"])
         for group in optimizer.param_groups
     )
 
 
-def give_momentum_buffers(optimizer: Optimizer) -> None:
-    """Let the momentum of a fused SGD begin with zeros where parameters have their first gradient.
-
-    ``momentum * 0 + g = g`` exactly, so a step from zeros is the first step. Parameters whose first gradient comes
-    later than their neighbours' (frozen until now) need it in any case: torch's fused SGD cannot begin them by itself.
-    """
-    if not isinstance(optimizer, SGD):
-        return
-    for group in optimizer.param_groups:
-        if group.get("fused") and group["momentum"] != 0 and group["dampening"] == 0:
-            for parameter in _without_buffer(optimizer, group):
-                zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                optimizer.state[parameter]["momentum_buffer"] = zeros
+def _give_momentum_buffers(optimizer: Optimizer) -> None:
+    # momentum * 0 + g = g exactly, so a step from zeros is the first step. This also serves parameters whose first
+    # gradient comes later than their neighbours' (frozen until now), which torch's fused SGD cannot begin by itself.
+    if isinstance(optimizer, SGD):
+        for group in optimizer.param_groups:
+            if group["momentum"] != 0:
+                for parameter in without_buffer(optimizer, group["params"]):
+                    state = optimizer.state[parameter]
+                    state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
-def _without_buffer(optimizer: SGD, group: dict[str, Any]) -> list[Tensor]:
-    """Return the parameters of a group with a gradient that have no momentum buffer yet."""
-    state, trained = optimizer.state, (parameter for parameter in group["params"] if parameter.grad is not None)
+def without_buffer(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters with a gradient that an SGD has no momentum buffer for yet."""
+    state, trained = optimizer.state, (parameter for parameter in parameters if parameter.grad is not None)
     # Reading alone would add an entry.
     return [one for one in trained if one not in state or state[one].get("momentum_buffer") is None]
 

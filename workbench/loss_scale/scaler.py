@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import BoostConfig
-from workbench.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell, unscale_and_check_
+from workbench.core.torch_internals import version_of
+from workbench.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell, host_values, unscale_and_check_
 
 
 class LossScaling:
@@ -49,6 +50,7 @@ class LossScaling:
         self.agree: Callable[[Tensor], None] | None = None
         #: A constant False on the device.
         self.no_overflow = torch.zeros((), dtype=torch.bool, device=device)
+        self._known: tuple[Tensor, int, tuple[Tensor, Tensor]] | None = None
 
     @classmethod
     def from_config(cls, config: BoostConfig, device: torch.device) -> LossScaling:
@@ -90,6 +92,38 @@ class LossScaling:
         """The live scale, float32, of one element."""
         return self._scale
 
+    def shown_scale(self) -> Tensor:
+        """Return the live scale as it is now, in a tensor that stays so."""
+        scale = self.scale
+        return self._at_rest(scale)[0] if host_values.reads_without_waiting(scale) else scale.clone()
+
+    def _reciprocal(self) -> Tensor:
+        scale = self.scale
+        known = host_values.reads_without_waiting(scale)
+        return self._at_rest(scale)[1] if known else scale.reshape(()).reciprocal()
+
+    def _at_rest(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return copies of a scale and of its reciprocal, shape ``()``, remade only when it has changed.
+
+        On a CPU alone, where the rule writes nothing on most steps: a captured graph must compute both in every replay.
+        """
+        known = self._known
+        if known is None or known[0] is not scale or known[1] != version_of(scale):  # counted up by writing in place
+            kept = scale.detach().clone()
+            known = self._known = scale, version_of(scale), (kept, kept.reshape(()).reciprocal())
+        return known[2]
+
+    def seed_gradient(self, loss: Tensor) -> Tensor | None:
+        """Return what the backward pass of a loss may start with in place of 1; None where the loss must be scaled."""
+        if type(self) is not LossScaling or loss.dtype != torch.float32 or loss.ndim or self._scale.ndim:
+            return None
+        return self._scale if loss.is_cpu and self._scale.is_cpu else None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the scale tensor may change in place, so that anyone who keeps it must copy it."""
+        return self.update_cell is not None
+
     @property
     def autocast_allowed(self) -> bool:
         """Whether the coming forward pass may run in reduced precision."""
@@ -121,7 +155,7 @@ class LossScaling:
         gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
         # Beyond a scale of 2**126 the reciprocal is denormal. The reference's CPU kernels then count it as 0 for
         # tensors above a size that depends on the machine; here every gradient is kept.
-        unscale_and_check_(gradients, self.scale.reshape(()).reciprocal(), found_inf)
+        unscale_and_check_(gradients, self._reciprocal(), found_inf)
 
     def set(self, scale: Tensor) -> None:
         """Overwrite the scale from a tensor with one element."""
@@ -135,7 +169,7 @@ class LossScaling:
 
     @property
     def adapts(self) -> bool:
-        """Whether a rule may move the scale, in place, so that anyone who keeps the tensor must copy it."""
+        """Whether a rule moves the scale."""
         return self.update_cell is not None and not isinstance(self.update_cell, FixedLossScaleUpdateCell)
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, distributed, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from workbench.core.records import EventSink
-from workbench.core.step_optimizer import StepOptimizer
-from workbench.loss_scale.overflow import give_momentum_buffers, step_if_finite
+from workbench.core.step_optimizer import StepOptimizer, skips_on_device
+from workbench.loss_scale import decides_on_device, step_if_finite
+from workbench.loss_scale.overflow import without_buffer
 
 
 class CompleteWindow(NamedTuple):
@@ -34,6 +36,10 @@ class CompleteWindow(NamedTuple):
     #: Gives the loss scale that the backward pass carried where a parameter is used and that its gradient no longer
     #: does, shape (); None when gradients are as the backward pass left them.
     backward_scale: Callable[[nn.Parameter], Tensor] | None = None
+
+
+_FEWEST = 24
+"""Tensors below which torch's fused Adam by itself is as quick as its kernel on cached lists."""
 
 
 class WeightUpdate(ABC):
@@ -67,6 +73,8 @@ class WeightUpdate(ABC):
 class PlainUpdate(WeightUpdate):
     """The optimizer's own step, skipped on the device where the optimizer can."""
 
+    _complete: tuple[object, int] = (None, 0)  # an SGD's state once it had every buffer, and its length
+
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
         """Let the optimizer step."""
         optimizer = window.optimizer
@@ -75,7 +83,32 @@ class PlainUpdate(WeightUpdate):
             ours.set_step_context(backward_scale=window.backward_scale, step=window.step, events=window.events)
         if window.found_inf is not None:
             step_if_finite(optimizer, window.found_inf)
+        elif self._profits_from_flag(optimizer):
+            step_if_finite(optimizer, torch.zeros_like(window.gradient_scale))
         else:
-            give_momentum_buffers(optimizer)
             optimizer.step()
         return {} if ours is None else ours.columns()
+
+    def _profits_from_flag(self, optimizer: Optimizer) -> bool:
+        """Return whether a step under a flag that is never set is better than the optimizer's own."""
+        groups = optimizer.param_groups
+        if not all(group.get("fused") for group in groups):  # asked in every step, so the quickest answer first
+            return False
+        n_tensors, state = sum(len(group["params"]) for group in groups), optimizer.state
+        is_sgd = isinstance(optimizer, SGD)
+        if is_sgd and state is self._complete[0] and n_tensors == self._complete[1]:
+            return False
+        if not is_sgd and n_tensors < _FEWEST:
+            return False
+        if skips_on_device(optimizer) or not decides_on_device(optimizer):
+            return False
+        if not is_sgd:
+            return True
+        # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as it does where
+        # layers rest at first; step_if_finite prepares the buffers. Once all are there, nothing is gained.
+        with_momentum = [group["params"] for group in groups if group["momentum"] != 0]
+        if any(without_buffer(optimizer, parameters) for parameters in with_momentum):
+            return True
+        if len(state) >= sum(map(len, with_momentum)):
+            self._complete = state, n_tensors
+        return False

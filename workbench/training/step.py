@@ -253,10 +253,15 @@ class TrainingStep:
         """Return what to differentiate, and the gradient to begin with (None: 1): the loss by its scale and window."""
         # Reduced precision losses are widened first: 65504 would otherwise be the largest scaled loss.
         loss = loss.float() if loss.dtype in _SHORT else loss
-        reciprocal, is_plain = self._reciprocal_of_window, loss.dtype == torch.float32 and loss.ndim == 0
-        if self.loss_scaling.is_unit and is_plain and loss.device == reciprocal.device:
+        initial_gradient: Tensor | None = None
+        if self.loss_scaling.is_unit and loss.dtype == torch.float32 and loss.ndim == 0:
             # The backward pass may as well begin with 1 / N, which is what a division of the loss would hand on.
-            return loss, reciprocal
+            reciprocal = self._reciprocal_of_window
+            initial_gradient = reciprocal if loss.device == reciprocal.device else None
+        elif self.window.n_steps == 1:
+            initial_gradient = self.loss_scaling.seed_gradient(loss)
+        if initial_gradient is not None:
+            return loss, initial_gradient
         share = loss / self.window.n_steps if self.window.n_steps > 1 else loss
         return self.loss_scaling.seed(share), None
 
@@ -300,14 +305,14 @@ class TrainingStep:
         complete = self.window.advance()
         accumulated = self.window.n_steps if complete else self.window.position
         # The rule changes the scale in place, and outcomes may be read later: each keeps the value of its step.
-        used = after = scaling.scale.clone() if scaling.adapts else scaling.scale
+        used = after = scaling.shown_scale() if scaling.moves else scaling.scale
         groups = None if scaling.group_scales is None else scaling.group_scales.clone()
         overflow = scaling.no_overflow
         columns: Mapping[str, float] = {}
         if complete:
             overflow, columns = self._end_window(loss, closure)
-            if scaling.adapts:
-                after = scaling.scale.clone()
+            if scaling.moves:
+                after = scaling.shown_scale()
         outcome = StepOutcome(
             self.step_index, loss, overflow, used, after, complete, accumulated, frozen, rate, groups, columns
         )

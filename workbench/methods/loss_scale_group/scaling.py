@@ -134,9 +134,11 @@ class GroupLossScaling(LossScaling):
         return self.probe is None
 
     @property
-    def adapts(self) -> bool:
+    def moves(self) -> bool:
         """True: a rule moves the scales, in place."""
         return True
+
+    adapts = moves
 
     def group_of(self, parameter: nn.Parameter) -> int:
         """Return the index of the group whose scale a parameter's gradient carries, -1 where that is 1."""
