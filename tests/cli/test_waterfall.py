@@ -82,6 +82,9 @@ def test_status_says_who_is_at_work_and_in_which_phase(
     monkeypatch.setattr(status_file, "read_status", lambda _: known)
     status(Path("fastest"), None, False)
     assert "process 4711 is working on it (attribution); this is what it wrote 3 s ago" in capsys.readouterr().out
+    status(Path("fastest"), None, True)
+    at_work = json.loads(capsys.readouterr().out)["at_work"]
+    assert at_work == {"process": 4711, "phase": "attribution", "age_seconds": 3.0}
 
 
 def test_status_says_what_its_speeds_are_of_and_what_was_left_out(

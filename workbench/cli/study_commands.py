@@ -229,16 +229,18 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
         result = read_result(study, storage=storage)
     else:
         result = known.result
+    at_work = known if known is not None and known.process is not None else None
     if json:
-        print_json(_as_json(result))
+        about = at_work and {"process": at_work.process, "phase": at_work.phase, "age_seconds": at_work.age_seconds}
+        print_json({**_as_json(result), "at_work": about})
         return
     counts = result.counts
     say(f"{result.name}: {result.progress}, objective {result.objective}")
     if counts.n_finished or counts.others:
         say(f"  {counts.text()}")
-    if known is not None and known.process is not None:
-        ago = format_duration(known.age_seconds)
-        say(f"  process {known.process} is working on it ({known.phase}); this is what it wrote {ago} ago")
+    if at_work is not None:
+        ago = format_duration(at_work.age_seconds)
+        say(f"  process {at_work.process} is working on it ({at_work.phase}); this is what it wrote {ago} ago")
     best = sorted(result.ended, key=_feasible_then_value)[:_SHOWN_TRIALS]
     if len(best) < counts.n_finished:
         say(f"  the lowest {len(best)} scores of {counts.n_finished}, one run each:")

@@ -159,7 +159,7 @@ class BoostedTrainer(Trainer):
         self._is_final = False
         self.optimizer, self.lr_scheduler = _BoostedOptimizer(self, total_steps), None
         # Whatever class makes today's, what the Trainer asks for from here on is the set-up's.
-        vars(self).update(zip(_MADE_BY_THE_SET_UP, (lambda *_: self.optimizer, self._report_rates), strict=True))
+        vars(self).update(create_optimizer=lambda *_: self.optimizer, create_scheduler=self._report_rates)
         # A model that is not the Trainer's own is one that it takes for wrapped, and wraps in nothing.
         self.model_wrapped = _Called(boosted.model) if boosted.model is self.model else boosted.model
 
