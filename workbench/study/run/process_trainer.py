@@ -1,9 +1,9 @@
 """Experimenters in processes of their own, each with its accelerator or its share of the cores.
 
-Processes, not threads: training in threads shares one interpreter lock and one set of random states. They are spawned
-fresh (a forked process may not use an accelerator) and end by themselves when the process that started them is gone.
-Two that both let torch take all cores slow each other down by more than half, and the speed they measure is then mostly
-noise.
+Processes, not threads: training in threads shares one interpreter lock and one set of random states. They are forked
+from a fresh process that has loaded torch and nothing else (a fork of one that has used an accelerator may not use it),
+and end by themselves when the process that asked for them is gone. Two that both let torch take all cores slow each
+other down by more than half, and the speed they measure is then mostly noise.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from workbench.core.process_identity import has_ended, identity, machine
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, RunStep
@@ -34,6 +35,7 @@ _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.25  # after the parent
 _STEP_SECONDS = 0.1  # between two steps that are reported
 _TRIES = 3
+_PRELOADED = ("torch._dynamo", "workbench.training.run")  # seconds each time, else; the first optimizer asks for dynamo
 
 
 class ProcessCrew:
@@ -46,7 +48,7 @@ class ProcessCrew:
     def __init__(
         self, file: StudyFile, directory: Path, jobs: int, make: MakeExperimenter | None, here: Experimenter
     ) -> None:
-        asked = (directory, make, jobs, os.getpid())
+        asked = (directory, make, jobs, {"machine": machine(), **identity(os.getpid())})
         places = range(jobs if jobs > 1 else 0)
         self._processes = [ProcessTrainer((place, *asked), self._wait_until_loaded) for place in places]
         self._loading, self._have_loaded = threading.Lock(), False
@@ -101,15 +103,17 @@ class ProcessTrainer:
 
     def __init__(self, asked: tuple[Any, ...], wait: Callable[[Callable[[], bool] | None], None]) -> None:
         self._asked, self._wait = asked, wait
-        self._context = multiprocessing.get_context("spawn")
-        self.process: SpawnProcess | None = None
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(_PRELOADED))
+        self.process: ForkServerProcess | None = None
 
-    def begin(self) -> SpawnProcess:
+    def begin(self) -> ForkServerProcess:
         """Return the process, another one if there is none that lives."""
         if self.process is None or not self.process.is_alive():
             self._connection, theirs = self._context.Pipe()
             self._stop, self._loaded = self._context.Event(), self._context.Event()
-            self.process = self._context.Process(target=_serve, args=(theirs, self._stop, self._loaded, *self._asked))
+            asked = (theirs, self._stop, self._loaded, dict(os.environ), *self._asked)
+            self.process = self._context.Process(target=_serve, args=asked)
             self.process.start()
             theirs.close()
         return self.process
@@ -173,7 +177,7 @@ class ProcessTrainer:
                     return outcome
 
 
-def _end(processes: Sequence[SpawnProcess]) -> None:
+def _end(processes: Sequence[ForkServerProcess]) -> None:
     """End processes; one that does not end in time is killed."""
     for process in processes:
         process.terminate()
@@ -202,14 +206,17 @@ def _serve(
     connection: Connection,
     stop: Event,
     loaded: Event,
+    environment: Mapping[str, str],
     place: int,
     directory: Path,
     make: MakeExperimenter | None,
     n_places: int,
-    parent: int,
+    asker: Mapping[str, Any],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
-    threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
+    threading.Thread(target=_end_with, args=(asker,), name="parent watch", daemon=True).start()
+    os.environ.clear()  # is of when the process was made that this one is forked from
+    os.environ.update(environment)
     reported_at = 0.0
 
     def on_step(step: RunStep) -> None:
@@ -251,12 +258,13 @@ def _portable(error: Exception) -> Exception:
     return error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _end_with(parent: int) -> None:
-    """End this process, whatever it is doing, once its parent is gone.
+def _end_with(asker: Mapping[str, Any]) -> None:
+    """End this process, whatever it is doing, once the one that asked for it is gone.
 
-    ``multiprocessing.parent_process().join()`` would wait for whatever has inherited the parent's end of their pipe.
+    That is not its parent, and ``multiprocessing.parent_process().join()`` would wait for whatever has inherited the
+    asker's end of their pipe.
     """
-    while os.getppid() == parent:
+    while not has_ended(asker):
         time.sleep(_LOOK_SECONDS)
     os._exit(1)
 
@@ -277,7 +285,7 @@ def core_share(cores: Sequence[int], index: int, n_workers: int) -> list[int]:
 
 
 def take_device(index: int, n_workers: int, device: str, *, trains: bool = True) -> torch.device | None:
-    """Take a worker's accelerator, or pin it to its share of the cores; call it before torch is imported.
+    """Take a worker's accelerator, or pin it to its share of the cores; call it before torch computes anything.
 
     Returns the device to train on; None leaves it to the study. A stand-in that does not train needs no torch.
     """
@@ -287,7 +295,7 @@ def take_device(index: int, n_workers: int, device: str, *, trains: bool = True)
         os.sched_setaffinity(0, share)
     if not trains:
         return None
-    from workbench.core import devices  # with torch, whose thread pools see the cores it is pinned to
+    from workbench.core import devices
 
     hardware = devices.hardware_summary()
     if hardware["accelerator_count"] and device != "cpu":
