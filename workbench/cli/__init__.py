@@ -107,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about
             raise Interrupted("interrupted; everything finished so far is saved")
     except (Exception, KeyboardInterrupt) as error:
-        command_start.end_undisturbed()
         try:
+            command_start.end_undisturbed()
             code = report(error, traceback=traceback)
         except MemoryError:
             os.write(2, b"workbench: there is not enough memory, not even to say for what; give the command more\n")
