@@ -83,6 +83,24 @@ def test_a_step_that_takes_the_number_of_its_loader_is_given_one() -> None:
     assert _judged(_NumberOfLoader) > 0.0
 
 
+class _TakesWhatComes(_LogsAnObject):
+    def training_step(self, *args: Any, **options: Any) -> Tensor:
+        return super().training_step(*args, **options)
+
+
+class _LooksForAPart(_LogsAnObject):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        assert not hasattr(self.trainer, "teacher")
+        assert getattr(self.trainer, "profiler", None) is None
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("kind", [_TakesWhatComes, _LooksForAPart])
+def test_a_step_is_called_as_a_trainer_would(kind: Any) -> None:
+    task = from_lightning(kind, Digits(32, N_TRAIN), metric="val_acc", max_epochs=1)
+    assert task.model()(next(iter(task.train))).isfinite()
+
+
 def _judged(kind: Any, **options: Any) -> float:
     """Return what a module's validation gives before it is trained."""
     task = from_lightning(kind, Digits(n_train=N_TRAIN), metric="val_loss", max_epochs=1, **options)

@@ -218,6 +218,10 @@ class _Steps(nn.Module):
             return call(), logged
 
 
+class _NoSuchPartError(TaskError, AttributeError):
+    """What hasattr and a default of getattr take for a missing attribute, and a search for a mistake."""
+
+
 class _NoTrainer(SimpleNamespace):
     """What a module finds as its trainer: lengths, and a logger that drops what it gets."""
 
@@ -230,7 +234,7 @@ class _NoTrainer(SimpleNamespace):
         """Say what is wrong: a module would say that it has itself no such attribute."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise TaskError(
+        raise _NoSuchPartError(
             f"a search calls the steps of a module without a Trainer, and this one asks for its trainer's {name!r}, as "
             "self.optimizers() and others of Lightning's methods do; leave that out of the steps"
         )
