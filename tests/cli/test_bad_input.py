@@ -173,7 +173,7 @@ def test_an_edited_task_is_refused_by_name_and_a_comment_in_it_is_not(workbench:
     assert workbench("tune", tuned).code == 0
 
 
-@pytest.mark.filterwarnings("ignore:before the training a batch cannot be evaluated:UserWarning")
+@pytest.mark.filterwarnings("ignore:before training, a batch cannot be evaluated:UserWarning")
 @pytest.mark.parametrize(
     ("attribute", "code", "words", "guilty"),
     [
@@ -205,7 +205,7 @@ def test_an_option_and_the_environment_ask_for_tracebacks(workbench: Command, mo
     assert "Traceback (most recent call last)" in workbench(*command).err
 
 
-@pytest.mark.filterwarnings("ignore:before the training a batch cannot be evaluated:UserWarning")
+@pytest.mark.filterwarnings("ignore:before training, a batch cannot be evaluated:UserWarning")
 def test_a_task_that_fails_in_tune_leaves_a_study_that_can_go_on(
     workbench: Command, bad_tasks: Path, study: Path
 ) -> None:

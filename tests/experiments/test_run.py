@@ -356,7 +356,7 @@ def test_an_evaluation_that_fails_is_told_before_the_training() -> None:
 
     task = dataclasses.replace(small_task(model=Detects), loss=loss, metric="loss")
     with (
-        pytest.warns(UserWarning, match=r"before the training a batch cannot be evaluated \(AttributeError: .*values"),
+        pytest.warns(UserWarning, match=r"before training, a batch cannot be evaluated \(AttributeError: .*values"),
         pytest.raises(AttributeError, match="values"),
     ):
         run_task(task, BoostConfig(), steps=2, device=CPU)

@@ -320,7 +320,7 @@ def test_todays_own_precision_and_optimizer_stay_where_nothing_else_is_chosen(tm
 
 
 class _Own(Trainer):  # type: ignore[misc]
-    """Makes its optimizer and its schedule anew whenever it is asked, as Trainers of other people do."""
+    """Makes a new optimizer and schedule each time it is asked, as some Trainers do."""
 
     def create_optimizer(self, model: Any = None) -> None:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)

@@ -29,7 +29,7 @@ from workbench.core.own_generators import seed_generators
 from workbench.tasks.errors import TaskError
 
 _log = logging.getLogger("workbench")
-_MANY = 2000  # batches of an evaluation, as of 100,000 images: whoever has more without saying so may never end
+_MANY = 2000  # batches of an evaluation; a source that yields more, and has no length, may be endless
 _OF_WORKERS = (
     *("collate_fn", "generator", "in_order", "multiprocessing_context", "num_workers", "persistent_workers"),
     *("pin_memory", "prefetch_factor", "timeout", "worker_init_fn"),

@@ -143,4 +143,4 @@ def _only_clear_errors(*, warns: bool = False) -> Iterator[None]:
     except Exception as error:  # a criterion for what the model returns in training only; real trouble comes back there
         if warns and isinstance(error, AttributeError | LookupError | NameError | TypeError):
             said = f"{type(error).__name__}: {first_line(error)}"
-            warn(f"before the training a batch cannot be evaluated ({said}), and perhaps not after it either")
+            warn(f"before training, a batch cannot be evaluated ({said}); it may fail after training, too")

@@ -91,9 +91,11 @@ def tune(
     began = time.monotonic() if began is None else began
     file, directory = read_study(study_dir), study_folder(study_dir)
     check_limits(trials=trials, timeout=timeout, confirm_seeds=confirm_seeds, jobs=jobs)
-    begins_anew = fresh or new_baseline
-    if begins_anew and storage is not None:
-        raise StudyError("--fresh archives the SQLite file beside the study; with --storage give the study a new name")
+    starts_over = fresh or new_baseline
+    if starts_over and storage is not None:
+        raise StudyError(
+            "--fresh archives the SQLite file in the study's folder; with --storage, give the study a new name"
+        )
     if ray is None:
         _check_ranks(file, study_dir, jobs)
     n_trials = file.study.n_trials if trials is None else trials
@@ -127,7 +129,7 @@ def tune(
             leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
             guard = StoppableExperimenter(leading or crew.experimenter, stop)
             file.allowed_drops(expert.metric_name)
-            archived = kept.archive_study(directory) if begins_anew else None
+            archived = kept.archive_study(directory) if starts_over else None
             database = kept.open_storage(url)
             end_if_asked(stop)
             study = kept.open_study(database, file, expert)

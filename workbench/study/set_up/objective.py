@@ -95,7 +95,10 @@ class SetUpObjective(Objective):
             runs.append(trained)
             if len(runs) == n_runs:
                 break
-        for index, run in lost.items():  # only now: a task that did not train is mended and trained anew
+        for (
+            index,
+            run,
+        ) in lost.items():  # only now: a task that did not train is run again once corrected
             self._keep_baseline(index, run)
         return runs
 
@@ -194,9 +197,9 @@ class SetUpObjective(Objective):
         looks = {min(n_seeds, most) for n_seeds in (first, *_MORE_SEEDS) if n_seeds >= first}
         for before, n_more in itertools.pairwise([0, *sorted(looks)]):
             # Round the baseline's seeds, then further ones.
-            places = range(before, n_more)
+            wanted = range(before, n_more)
             seeds = [
-                baselines[(trial.number + at) % n_known] if at < n_known else unseen + at - n_known for at in places
+                baselines[(trial.number + at) % n_known] if at < n_known else unseen + at - n_known for at in wanted
             ]
             for run, of_seed in self._beside_baseline(plan, seeds):
                 trained.append(run)
