@@ -99,9 +99,9 @@ def lab(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             begun = psutil.Process(server.pid).children(recursive=True)
             server.send_signal(signal.SIGINT)
             try:
-                server.wait(timeout=180)  # it ends its kernels one by one
+                server.wait(timeout=180)
             finally:
-                _, left = psutil.wait_procs(begun, timeout=60)
+                _, left = psutil.wait_procs(begun, timeout=0)
                 for process in [*left, server]:
                     process.kill()
     assert left == [], "kernels outlived JupyterLab"

@@ -18,7 +18,8 @@ import typer
 from workbench.cli import command_start
 from workbench.cli.bench_command import bench
 from workbench.cli.command_group import PLAIN, CommandGroup
-from workbench.cli.failures import FAILED, INTERRUPTED, Interrupted, report
+from workbench.cli.failures import FAILED as FAILED
+from workbench.cli.failures import INTERRUPTED, Interrupted, report
 from workbench.cli.interrupts import ending_like_ctrl_c
 from workbench.cli.lab_command import lab
 from workbench.cli.project_commands import doctor, init, schema, validate
@@ -102,18 +103,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before, warnings.showwarning = warnings.showwarning, _each_note_once()
     command_start.end_quickly()
     try:
+        command_start.require_memory()
         with ending_like_ctrl_c():
             code = app(args=given, prog_name="workbench", standalone_mode=False, obj=tuple(given))
         if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about
             raise Interrupted("interrupted; everything finished so far is saved")
     except (Exception, KeyboardInterrupt) as error:
-        try:
-            command_start.end_undisturbed()
-            code = report(error, traceback=traceback)
-        except MemoryError:
-            os.write(2, b"workbench: there is not enough memory, not even to say for what; give the command more\n")
-            code = FAILED
-        sys.exit(code)
+        command_start.end_undisturbed()
+        sys.exit(report(error, traceback=traceback))
     finally:
         warnings.showwarning = before
     sys.exit(code if isinstance(code, int) else 0)

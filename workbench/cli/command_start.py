@@ -13,6 +13,7 @@ from pathlib import Path
 
 _VARIABLE = "WORKBENCH_COMMAND_BEGAN"
 _LONGEST_START_SECONDS = 60.0
+_LEAST_MIB = 1024  # of addresses: torch, pandas and the threads of one process
 
 
 def began() -> float:
@@ -31,6 +32,17 @@ def began() -> float:
 def for_ranks() -> dict[str, str]:
     """Return the environment variables that tell ranks when their command began."""
     return {_VARIABLE: repr(time.time() - (time.monotonic() - began()))}
+
+
+def require_memory() -> None:
+    """Raise MemoryError under a limit that leaves no room to load torch: its libraries may then hang, not only fail."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit either
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit >> 20 < _LEAST_MIB:
+        raise MemoryError(f"this process may use {limit >> 20} MiB of addresses, and loading torch takes {_LEAST_MIB}")
 
 
 def end_quickly() -> None:

@@ -8,7 +8,6 @@ a bug of ours, and is called one.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import sys
 import traceback as python_traceback
@@ -35,7 +34,6 @@ _LONGEST = 600  # characters of what an error of others says
 
 # What the system's loader, torch and threads say when there is no memory left.
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new thread")
-_LEAST_BYTES = 2 * 1024**3  # of addresses; loading torch takes one
 
 # Where this package calls into a task, and what the author of the task calls that place.
 _PARTS = {
@@ -147,19 +145,7 @@ def _cut(text: str) -> str:
 def _lacks_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    if any(words in str(error).lower() for words in _NO_MEMORY):
-        return True
-    # Under a limit Python's own loader may have no memory left to say what is wrong with.
-    return isinstance(error, (SystemError, ImportError)) and _address_space() < _LEAST_BYTES
-
-
-def _address_space() -> float:
-    try:
-        import resource
-    except ImportError:  # not on Windows, which has no such limit either
-        return math.inf
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return math.inf if soft == resource.RLIM_INFINITY else soft
+    return any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 def _is_usage(error: BaseException) -> bool:

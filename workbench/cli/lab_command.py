@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from urllib.parse import urlencode
 import typer
 
 from workbench.cli.output import say
+from workbench.core.signals import handling_signals
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
@@ -52,7 +54,8 @@ def lab(
     if _is_root():
         say("note: JupyterLab runs as root here, so whoever has the address may do anything on this machine")
     server.io_loop.add_callback(_say_address, server)  # once it answers
-    server.start()
+    with handling_signals({signal.SIGINT: lambda *_: server.stop(from_signal=True)}):  # an exception might get lost
+        server.start()
     say(f"JupyterLab has ended; what was saved is in {path if path.is_dir() else path.parent}/")
 
 
@@ -102,7 +105,6 @@ def _server_options(root: Path, opened: str, port: int, *, browser: bool) -> lis
         f"--LabApp.default_url=/lab/tree/{opened}",
         f"--ServerApp.port={port}",
         f"--LabApp.open_browser={browser}",
-        "--ServerApp.answer_yes=True",  # Ctrl-C: no further question
         "--ServerApp.log_level=ERROR",
         "--LabApp.log_level=ERROR",
     ]
