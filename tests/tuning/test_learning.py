@@ -13,14 +13,17 @@ import pytest
 import torch
 from torch import nn
 
+from tests.kit import set_up_search
 from tests.kit.fake_runner import SEARCH, FakeRunner, write_study
+from tests.kit.surface_runner import SurfaceRunner
 from tests.reports.synthetic_study import fastest_study
 from workbench.cli.study_commands import _print_result
 from workbench.config import BoostConfig
+from workbench.config.boost_config import read_config
 from workbench.panels.study_answer import answer_html
 from workbench.report import study_report_html
 from workbench.report.sources import Sources
-from workbench.study import TuneProgress, read_result, tune
+from workbench.study import TuneProgress, join_study, read_result, tune
 from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.tasks import Task
@@ -40,10 +43,12 @@ def beginning_at(untrained: float) -> Callable[..., FakeRunner]:
 
 
 @pytest.mark.parametrize(
-    ("below", "told"), [(0.001, True), (-0.2, True), (0.3, False), (math.nan, False)], ids=["near", "above", "far", "?"]
+    ("below", "told"),
+    [(0.001, "The task as given learns less than may be lost"), (-0.2, TOLD), (0.3, ""), (math.nan, "")],
+    ids=["near", "above", "far", "?"],
 )
 def test_a_baseline_no_better_than_without_learning_is_said_once_it_is_known(
-    tmp_path: Path, below: float, told: bool
+    tmp_path: Path, below: float, told: str
 ) -> None:
     directory, notes = write_study(tmp_path / "s", SEARCH), set[str]()
     reached = 0.9
@@ -53,10 +58,46 @@ def test_a_baseline_no_better_than_without_learning_is_said_once_it_is_known(
             notes.add(progress.note)
 
     result = tune(directory, trials=2, make_experimenter=beginning_at(reached - below), on_progress=on_progress)
-    assert result.doubt.startswith(TOLD) is told
-    assert bool(result.doubt) is told
-    assert (result.doubt in notes - {""}) is told, "before the search goes on"
+    assert result.doubt.startswith(told)
+    assert bool(result.doubt) is bool(told)
+    assert (result.doubt in notes - {""}) is bool(told), "before the search goes on"
     assert read_result(directory).doubt == result.doubt
+
+
+class HardlyLearning(SurfaceRunner):
+    """Trains to 0.9 or so from a little less."""
+
+    def __init__(self, directory: Path, gain: float) -> None:
+        super().__init__(directory, noise=0.001)
+        self.gain = gain
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        result = super().run(job, monitor)
+        asked = isinstance(job, TrainJob) and job.also_untrained
+        return replace(result, untrained=result.metric - self.gain) if asked else result
+
+
+@pytest.mark.parametrize(
+    ("gain", "told"),
+    [(0.001, "learns nothing in 200 batches"), (0.018, "learns less than may be lost"), (0.3, "")],
+    ids=["nothing", "less than the drop", "more"],
+)
+def test_a_search_for_the_fastest_set_up_ends_where_no_training_is_needed(
+    tmp_path: Path, gain: float, told: str
+) -> None:
+    folder = set_up_search.write(tmp_path / "s", **set_up_search.SEARCH_ALONE)
+    result = set_up_search.run(folder, HardlyLearning(folder, gain))
+    assert (len(result.trials) == 1) is bool(told)
+    assert (result.choices["o1"].candidate is None) is bool(told)
+    assert told in result.doubt
+    assert bool(result.doubt) is bool(told)
+    state = read_result(folder)
+    assert (state.choices, state.messages) == (result.choices, result.messages)
+    if told:
+        exported = read_config(result.exported["o1"])
+        assert exported.resolve("O1").summary() == exported.resolve("O0").summary()
+        worker = join_study(folder, make_experimenter=lambda _file, _folder: HardlyLearning(folder, gain))
+        assert (worker.finished_here, worker.complete) == (0, True)
 
 
 def test_terminal_notebook_panel_and_report_begin_with_it(capsys: pytest.CaptureFixture[str]) -> None:

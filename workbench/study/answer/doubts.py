@@ -18,8 +18,8 @@ _TIGHT = 4.0
 def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
     """Say so where O0 ends no better than without learning: within the allowed drop, or what seeds differ by.
 
-    Without learning anything the fastest training to a task's quality is none at all. Empty, too, where what O0 reaches
-    without learning is not known.
+    The fastest training to its quality is then none at all. Empty, too, where what O0 reaches without learning is not
+    known.
     """
     trial = baseline_trial(study)
     if trial is None:
@@ -31,11 +31,24 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
     luck = _DEVIATIONS * float(trial.user_attrs.get("spread", 0.0))
     if not math.isfinite(gain) or gain > max(drop, luck):
         return ""
-    return (
-        f"The task as given learns nothing in {file.study.budget_steps} batches: it ends with {metric.name} "
-        f"{metric.value_text(trained.metric)}, and without learning it has {metric.value_text(trained.untrained)}. "
-        "A faster way to that quality means nothing; train it longer, or see why it does not learn."
+    ends = (
+        f"ends with {metric.name} {metric.value_text(trained.metric)}, and without learning it has "
+        f"{metric.value_text(trained.untrained)}"
     )
+    if gain > luck:
+        return (
+            f"The task as given learns less than may be lost: it {ends}; {metric.difference_text(drop)} may be lost. "
+            "No training at all would do; allow a smaller drop (`--allowed-drop`, or in study.toml)."
+        )
+    return (
+        f"The task as given learns nothing in {file.study.budget_steps} batches: it {ends}. A faster way to that "
+        "quality means nothing; train it longer, or see why it does not learn."
+    )
+
+
+def needs_no_training(study: optuna.Study, file: StudyFile) -> bool:
+    """Return whether the least time to O0's quality is none: a search for the fastest set-up has its answer, O0."""
+    return file.study.objective == "time_to_quality" and bool(learns_nothing(study, file))
 
 
 def tight_drop(study: optuna.Study, file: StudyFile) -> str:

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 
 from workbench.core.records import Choice, StudyResult, TrialRecord
 from workbench.core.text import first_line
-from workbench.study.answer.doubts import learns_nothing
+from workbench.study.answer.doubts import learns_nothing, needs_no_training
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.not_exported import faster_untested, nothing_found
@@ -85,7 +85,8 @@ def standing_result(study_dir: str | Path, study: optuna.Study, file: StudyFile)
     """Like `read_result`, for a study that has already been opened."""
     directory, attributes = study_folder(study_dir), study.user_attrs
     confirmed_only = bool(attributes.get("require_confirmed", False))  # as when the files were written
-    result = _result(study, file, directory, is_judged="candidates" in attributes, require_confirmed=confirmed_only)
+    is_judged = "candidates" in attributes or "chosen" in attributes
+    result = _result(study, file, directory, is_judged=is_judged, require_confirmed=confirmed_only)
     files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
     exported = {target: path for target, path in files.items() if path.exists()}
     earlier = f"The files hold an earlier choice; `workbench export {study_dir}` writes this one."
@@ -189,8 +190,12 @@ def _result(
     # Sentences were stored with a command; the study's folder may be called otherwise by now.
     here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
     candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
+    as_given = "O0 is exported: no training is needed for the quality that is asked."
     choices: dict[str, Choice] = {}
     for target, drop in drops.items() if is_judged else ():
+        if needs_no_training(study, file):
+            choices[target] = Choice(target, None, as_given)
+            continue
         nothing = nothing_found(trials, float(drop), metric.name, file)
         choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
         tested = {one.trial_number for one in candidates if one.target == target}

@@ -14,6 +14,7 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from workbench.study.answer.doubts import needs_no_training
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.sampling import PerTrialSampler
@@ -33,7 +34,7 @@ class SearchEnd:
     """Says whether a search, of a study with its sampler, is over."""
 
     def __init__(self, study: optuna.Study, file: StudyFile, n_trials: int) -> None:
-        self._study = study
+        self._study, self._file = study, file
         self._section, self._most_plans = file.study, file.most_plans()
         self._n_trials = n_trials
 
@@ -44,6 +45,8 @@ class SearchEnd:
             return f"The search ended with all {self._n_trials} trials."
         if self._most_plans == 1 and n_counted:
             return "The search ended with O0, since nothing that is searched acts on this network."
+        if needs_no_training(self._study, self._file):
+            return "The search ended with O0, since no training is needed for its quality."
         why = self._why(trials, n_counted)
         return f"The search ended because {why}; {self._finished(trials)}." if why else ""
 

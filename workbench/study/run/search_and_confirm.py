@@ -30,6 +30,7 @@ import optuna
 
 from workbench.core.other_work import OtherWork
 from workbench.core.rank_environment import is_first_rank, rank_environment
+from workbench.study.answer.doubts import needs_no_training
 from workbench.study.answer.result import StudyResult
 from workbench.study.answer.status_keeper import StatusKeeper
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
@@ -160,19 +161,20 @@ def tune(
                 stages.train_baseline()
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
-            room = ""
+            room, has_answer = "", needs_no_training(study, file)
             # Of several ranks the others would count as other work.
             if ray is None and file.study.ranks == 1:
                 if busy := other.sentence(file.study.threads):
                     watch.note(f"{busy}.")
-                elif finds_set_up and isinstance(expert, TaskExperimenter):
+                elif finds_set_up and not has_answer and isinstance(expert, TaskExperimenter):
                     room = about_places(file, jobs, n_jobs, in_file=make_experimenter is None)
                     if room:
                         watch.note(room)
-            find = stages.find_set_up if finds_set_up else stages.find_trials
-            find(searches=not stages.goes_on())
-            stages.measure_more()
-            stages.confirm()
+            if not has_answer:
+                find = stages.find_set_up if finds_set_up else stages.find_trials
+                find(searches=not stages.goes_on())
+                stages.measure_more()
+                stages.confirm()
             result = stages.answer(require_confirmed=require_confirmed)
         more = [] if archived is None else [f"The earlier study is archived in {archived}."]
         more += [room] if room and jobs == 1 else []  # a call from Python may not have shown the note

@@ -73,9 +73,8 @@ class StudyStages:
         if self._finds_set_up and baseline_trial(self.study) is None:
             self.search.objective.trainers = self.trainers()
         self.search.run_baseline(self.deadline)
-        for sentence in (learns_nothing(self.study, self.file), tight_drop(self.study, self.file)):
-            if sentence:
-                self.watch.note(sentence)
+        if sentence := learns_nothing(self.study, self.file) or tight_drop(self.study, self.file):
+            self.watch.note(sentence)
 
     def goes_on(self) -> bool:
         """Return whether what follows the search goes on first: it was begun before, or more seeds are asked for."""
