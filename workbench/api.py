@@ -134,7 +134,7 @@ def compare(
     out: str | Path | None = None,
     on_progress: Callable[[str, RunProgress], None] | None = None,
 ) -> Comparison:
-    """Compare configurations: the metric paired over seeds, the speed interleaved in one process.
+    """Compare configurations: metric and time of whole runs paired over seeds, steps timed in turn.
 
     Args:
         task: A task, or its name.

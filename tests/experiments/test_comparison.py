@@ -11,7 +11,7 @@ import torch
 from tests.experiments.small_tasks import small_task
 from tests.kit.runs import run_task
 from workbench.config import BoostConfig
-from workbench.core.paired_bounds import paired_drop_bounds, paired_drops
+from workbench.core.paired_bounds import paired_drop_bounds, paired_drops, run_time_ratio
 from workbench.runs import read_run
 from workbench.training import compare as comparison
 from workbench.training import run as training
@@ -57,19 +57,40 @@ def test_every_pair_is_two_runs_with_the_same_seed(tmp_path: Path, measured: lis
     assert other.drop == paired_drop_bounds(drops)
     assert other.drop is not None
     assert other.drop.mean > 0.05
-    assert (base.drop, base.speed) == (None, None)
+    assert (base.drop, base.run_speed, base.speed) == (None, None, None)
     assert measured == [((BASE.config, "O0"), (OTHER.config, "O0"))]
 
 
 def test_the_sentence_tells_speed_direction_and_bound(measured: list[Any]) -> None:
     result = compare([BASE, OTHER])
-    drop = result.sides[1].drop
+    drop, runs = result.sides[1].drop, result.sides[1].run_speed
     assert drop is not None
+    assert runs is not None
     mean, bound = (f"{100 * one:.2f}".rstrip("0").rstrip(".") for one in (drop.mean, drop.upper))
     assert result.sentences() == [
-        "B.json: 2.00 x the speed of A.json (95 % interval 1.25 to 2.50), "
-        f"accuracy {mean} points lower on average over 2 seeds (one-sided 95 % bound of the drop {bound} points)."
+        f"B.json: {runs.ratio:.2f} x as fast per run as A.json (95 % interval {runs.low:.2f} to {runs.high:.2f}), "
+        f"2.00 x per step (1.25 to 2.50), accuracy {mean} points lower on average over 2 seeds "
+        f"(one-sided 95 % bound of the drop {bound} points)."
     ]
+
+
+def test_the_speed_is_that_of_whole_runs_paired_over_seeds(
+    monkeypatch: pytest.MonkeyPatch, measured: list[Any]
+) -> None:
+    shorter = Side("half.json", BoostConfig.from_dict({"schedule": {"length": 0.5}}), "O0")
+    steps = dict[str, int]()
+
+    def timed(task: Any, request: RunRequest, **options: Any) -> RunResult:
+        result = training.run_task(task, request, **options)
+        label = "half.json" if request.config is shorter.config else "A.json"
+        steps[label] = result.steps
+        return dataclasses.replace(result, seconds=(3.0 if request.seed == 3 else 4.0) * result.steps)
+
+    monkeypatch.setattr(comparison, "run_task", timed)
+    side = compare([BASE, shorter]).sides[1]
+    assert steps == {"A.json": 30, "half.json": 15}
+    assert side.run_speed == run_time_ratio([(90.0, 45.0), (120.0, 60.0)], error=0.025)
+    assert side.run_speed.ratio == pytest.approx(2.0)
 
 
 def test_a_metric_that_should_be_small_gets_higher_when_it_is_worse(measured: list[Any]) -> None:

@@ -38,12 +38,19 @@ def test_a_run_that_goes_on_pairs_the_seeds_it_has() -> None:
 def test_the_answer_is_the_title() -> None:
     figure = paired_comparison_drawing([BASE, FAST], metric=ACCURACY).figure()
     title = figure.layout.title.text.replace("<br>", " ")
-    assert title == "Against O0, mine is 1.25 x as fast; accuracy down by 0.5 points"
-    assert figure.layout.xaxis.title.text == "Speed relative to O0 (x)"
+    assert title == "Against O0, mine is 1.25 x as fast per run; accuracy down by 0.5 points"
+    assert figure.layout.xaxis.title.text == "Speed per run relative to O0 (x)"
     assert figure.layout.xaxis2.title.text == "Change of accuracy against O0 (points)"
     assert list(figure.data[0].error_x.array) == pytest.approx([0.05])
     assert list(figure.data[1].error_x.arrayminus) == pytest.approx([4.5])  # from the mean of -0.5 to -5
     assert list(figure.data[1].error_x.array) == [0.0]
+
+
+def test_an_interval_that_nothing_bounds_does_not_hide_the_others() -> None:
+    once = PairedSide("once", (0.9,), 4.0, 0.0, math.inf)
+    figure = paired_comparison_drawing([BASE, FAST, once], metric=ACCURACY).figure()
+    assert list(figure.layout.xaxis.range) == pytest.approx([0.0, 9.4])
+    assert [about for _, about in figure.data[0].customdata] == [" (1.20 to 1.30)", ""]
 
 
 def test_of_several_sides_each_has_a_line() -> None:

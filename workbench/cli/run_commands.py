@@ -131,7 +131,7 @@ def compare(
     out: Path = typer.Option(None, metavar="DIR", help="Folder for runs; without it nothing is recorded."),
     json: bool = JsonOption,
 ) -> None:
-    """Compare configurations on a task: metric paired over seeds, speed interleaved in one process."""
+    """Compare configurations on a task: metric and time of whole runs paired over seeds, steps timed in turn."""
     kept = f"the runs so far are recorded in {out}" if out is not None else "nothing was recorded, as --out asks for"
     n_sides = len(configs) + (len(configs) == 1)
     with (
@@ -158,10 +158,11 @@ def compare(
     for side in comparison.sides:
         finite = [m for m in side.metrics if math.isfinite(m)]
         mean = sum(finite) / len(finite) if finite else math.nan
-        speed = f"{1 / side.speed.ratio:.3f} x" if side.speed is not None else "1 x"
+        known = side.run_speed if side.drop is not None and side.drop.n_pairs else None
+        speed = "1 x" if side.run_speed is None else "-" if known is None else f"{known.ratio:.2f} x"
         drop, bound = (side.drop.mean, side.drop.upper) if side.drop is not None else (math.nan, math.nan)
         rows.append((side.label, speed, mean, drop, bound, side.summary))
-    print_table(("configuration", "speed", comparison.metric, "drop", "bound (95 %)", "in effect"), rows)
+    print_table(("configuration", "speed per run", comparison.metric, "drop", "bound (95 %)", "in effect"), rows)
     for sentence in comparison.sentences():
         say(sentence)
     if all(not math.isfinite(metric) for side in comparison.sides for metric in side.metrics):

@@ -22,8 +22,8 @@ class PairedSide:
 
     label: str
     metrics: tuple[float, ...]  # final metric per seed in the task's unit; NaN where there is none (yet)
-    speedup: float = math.nan  # relative to the first side, larger is faster; NaN while it is not measured
-    speedup_low: float = math.nan  # the ends of its 95 % interval
+    speedup: float = math.nan  # per run, relative to the first side, larger is faster; NaN while it is not measured
+    speedup_low: float = math.nan  # the ends of its 95 % interval, 0 and inf where nothing bounds it
     speedup_high: float = math.nan
     drop_bound: float = math.nan  # one-sided 95 % bound of the paired drop, positive is worse; NaN without
 
@@ -76,7 +76,7 @@ def paired_comparison_drawing(
     labels = {"tickvals": rows.tolist(), "ticktext": [plain(label) for label in numbers.labels]}
     sides_axis = {**labels, "range": [n - 0.5, -0.5], "showgrid": False}
     unit = "points" if metric.shown_unit == "%" else metric.shown_unit
-    drawing.set_x(f"Speed relative to {base} (x)", row=1, anchor="y")
+    drawing.set_x(f"Speed per run relative to {base} (x)", row=1, anchor="y")
     drawing.set_x(f"Change of {plain(metric.name)} against {base}{unit and f' ({unit})'}", row=2, anchor="y2")
     drawing.set(yaxis={**sides_axis, "domain": [0.68, 1.0]})
     drawing.set(yaxis2={**sides_axis, "domain": [0.0, 0.31], "anchor": "x2"})
@@ -95,20 +95,22 @@ def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:
         drawing.set(xaxis={"range": [0.9, 1.1]})
         return
     middle, low, high = numbers.speeds[known].T
+    bounds = [f" ({a:.2f} to {b:.2f})" if math.isfinite(b) else "" for a, b in zip(low, high, strict=True)]
+    most = 2.0 * max(float(middle.max()), 1.0)  # few seeds give an interval in which all else would be a dot
+    high = np.minimum(high, most)
     drawing.marks(
         (middle, rows[known]),
         Mark("diamond", 12, GREEN),
-        f"%{{customdata[0]}} is %{{x:.2f}} x as fast as {plain(numbers.base)} "
-        "(%{customdata[1]:.2f} to %{customdata[2]:.2f}).",
+        f"%{{customdata[0]}} is %{{x:.2f}} x as fast per run as {plain(numbers.base)}%{{customdata[1]}}.",
         text=[f"{value:.2f} x" for value in middle],
         textposition="top center",
         error_x=interval(middle, low, high, GREEN),
         cliponaxis=False,
         name="speed, 95 % interval",
-        customdata=[[plain(numbers.labels[i]), a, b] for i, a, b in zip(known, low, high, strict=True)],
+        customdata=[[plain(numbers.labels[i]), text] for i, text in zip(known, bounds, strict=True)],
     )
     edge = max(float(np.abs(np.concatenate([low, high]) - 1.0).max()), 0.05)
-    drawing.set(xaxis={"range": [1 - 1.2 * edge, 1 + 1.2 * edge]})
+    drawing.set(xaxis={"range": [max(1 - 1.2 * edge, 0.0), 1 + 1.2 * edge]})
 
 
 def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric: MetricScale) -> None:
@@ -140,7 +142,7 @@ def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:
     change = numbers.changes[best]
     speed, low, high = numbers.speeds[best]
     is_clear = not low <= 1.0 <= high
-    answer = f"Against {plain(numbers.base)}, {plain(numbers.labels[best])} is {speed:.2f} x as fast"
+    answer = f"Against {plain(numbers.base)}, {plain(numbers.labels[best])} is {speed:.2f} x as fast per run"
     answer += "" if is_clear else " (not clearly different)"
     if not change.size:
         return answer

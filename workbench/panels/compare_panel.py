@@ -272,9 +272,9 @@ class ComparePanel(WorkPanel):
         for side in comparison.sides:
             metrics = [value for value in side.metrics if math.isfinite(value)]
             mean = self._metric.value_text(statistics.fmean(metrics)) if metrics else "diverged"
-            speed = "base" if side.speed is None else f"{1 / side.speed.ratio:.2f} x"
+            speed = "base" if side.run_speed is None else f"{side.run_speed.ratio:.2f} x" if metrics else "-"
             rows.append((side.label, side.summary, f"{mean} ({counted(len(metrics), 'seed')})", speed))
-        head = ("Configuration", "In effect", f"Mean {self._metric.name}", "Speed")
+        head = ("Configuration", "In effect", f"Mean {self._metric.name}", "Speed per run")
         self._table.value = table(head, rows, css="wb-whole-words")
 
     def _draw(self) -> None:
@@ -287,8 +287,8 @@ class ComparePanel(WorkPanel):
 
 def _paired(side: ComparedSide) -> PairedSide:
     speed = low = high = bound = math.nan
-    if side.speed is not None:
-        speed, low, high = 1 / side.speed.ratio, 1 / side.speed.high, 1 / side.speed.low
+    if side.run_speed is not None and side.drop is not None and side.drop.n_pairs:
+        speed, low, high = side.run_speed.ratio, side.run_speed.low, side.run_speed.high
     if side.drop is not None and math.isfinite(side.drop.upper):
         bound = side.drop.upper
     return PairedSide(side.label, side.metrics, speed, low, high, bound)

@@ -1,4 +1,7 @@
-"""Compare configurations on a task: the metric paired over seeds, the speed interleaved in one process."""
+"""Compare configurations on a task: metric and time of whole runs paired over seeds, steps timed in turn.
+
+A step's time alone would mislead where configurations differ in how many steps a run takes, or in how large they are.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,20 @@ import torch
 from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.core.metric_scale import MetricScale
-from workbench.core.paired_bounds import DropBounds, paired_drop_bounds, paired_drops, smallest_gap
+from workbench.core.paired_bounds import (
+    DropBounds,
+    TimeRatio,
+    paired_drop_bounds,
+    paired_drops,
+    run_time_ratio,
+    smallest_gap,
+)
 from workbench.core.records import Event, StepRecord
 from workbench.tasks import Task
 from workbench.training.run import RunMonitor, RunProgress, RunRequest, RunResult, run_task
 from workbench.training.speed import SpeedRatio, measure_speed_ratio
+
+_ERROR = 0.025  # of each end of an interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +44,13 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """What one configuration gave; ``drop`` and ``speed`` compare it with the first side, and are None there."""
+    """What one configuration gave; ``drop`` and the speeds compare it with the first side, and are None there."""
 
     label: str
     summary: str  # what is in effect
     metrics: tuple[float, ...]  # the final one per seed; NaN for a run that diverged
     drop: DropBounds | None  # paired over seeds
+    run_speed: TimeRatio | None  # of whole runs, paired over seeds
     speed: SpeedRatio | None  # of step times
     paths: tuple[Path | None, ...]  # run directories, one per seed
 
@@ -55,16 +68,21 @@ class Comparison:
 
     def sentences(self) -> list[str]:
         """Return a sentence for each further side on how it compares with the first."""
-        return [self._sentence(side, side.drop, side.speed) for side in self.sides[1:] if side.drop and side.speed]
+        return [
+            self._sentence(side, side.drop, side.run_speed, side.speed)
+            for side in self.sides[1:]
+            if side.drop and side.run_speed and side.speed
+        ]
 
-    def _sentence(self, side: ComparedSide, drop: DropBounds, speed: SpeedRatio) -> str:
+    def _sentence(self, side: ComparedSide, drop: DropBounds, runs: TimeRatio, steps: SpeedRatio) -> str:
         base = self.sides[0]
-        interval = f"95 % interval {1 / speed.high:.2f} to {1 / speed.low:.2f}"
-        faster = f"{side.label}: {1 / speed.ratio:.2f} x the speed of {base.label} ({interval})"
+        per_step = f"{1 / steps.ratio:.2f} x per step ({1 / steps.high:.2f} to {1 / steps.low:.2f})"
+        interval = f" (95 % interval {runs.low:.2f} to {runs.high:.2f})" if drop.n_pairs > 1 else ""
+        faster = f"{side.label}: {runs.ratio:.2f} x as fast per run as {base.label}{interval}, {per_step}"
         # Left-out pairs are said: an average over the seeds that went well would flatter a side that diverges.
         diverged = _diverged(base) + _diverged(side)
         if not drop.n_pairs:
-            return f"{faster}; no seed gave a metric on both sides{diverged}."
+            return f"{side.label}: {per_step}; no seed gave a metric on both sides{diverged}."
         written = MetricScale(self.metric).difference_text
         if drop.mean == 0:
             change = f"{self.metric} equal on average"
@@ -114,14 +132,19 @@ def compare_configs(
     gap = smallest_gap(itertools.chain(*metrics))
     compared = []
     for i, (side, done, measured) in enumerate(zip(sides, results, metrics, strict=True)):
-        drop = speed = None
+        drop = run_speed = speed = None
         if i > 0:
-            pairs = [pair for pair in zip(metrics[0], measured, strict=True) if all(map(math.isfinite, pair))]
+            both = [
+                pair for pair in zip(results[0], done, strict=True) if all(math.isfinite(run.metric) for run in pair)
+            ]
+            pairs = [(first.metric, second.metric) for first, second in both]
             drop = paired_drop_bounds(paired_drops(pairs, higher_is_better=task.higher_is_better), resolution=gap)
+            run_speed = run_time_ratio([(first.seconds, second.seconds) for first, second in both], error=_ERROR)
             base, other = (sides[0].config, sides[0].level), (side.config, side.level)
             speed = measure_speed_ratio(task, base, other, device=device, seed=seeds[0])
         summary = "; ".join((done[-1].plan.summary(), *done[-1].notes))
-        compared.append(ComparedSide(side.label, summary, measured, drop, speed, tuple(run.path for run in done)))
+        paths = tuple(run.path for run in done)
+        compared.append(ComparedSide(side.label, summary, measured, drop, run_speed, speed, paths))
     return Comparison(task.name, task.metric_name, task.higher_is_better, steps, tuple(seeds), tuple(compared))
 
 
