@@ -6,6 +6,8 @@ import itertools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -147,6 +149,34 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
         assert isinstance(other, ProcessTrainer)
         processes = [trainer.process, other.process]
     assert not any(process is None or process.is_alive() for process in processes)
+
+
+IS_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.kit.fake_runner import FakeRunner
+from tests.tuning.test_side_by_side import job, make_mortal, read_study
+from workbench.study.run.process_trainer import ProcessCrew
+
+folder = Path(sys.argv[1])
+with ProcessCrew(read_study(folder), folder, 2, make_mortal, FakeRunner(folder)) as crew:
+    trainer, _ = crew.trainers()
+    trainer.run(job(3))
+    trainer._connection.send((job(4), False))
+    assert trainer._connection.poll(60.0)  # an answer that nobody reads
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_command_that_is_killed_end_without_a_word(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SHORT)
+    program = [sys.executable, "-c", IS_KILLED, str(folder)]
+    # The output ends when the last of all processes does.
+    done = subprocess.run(
+        program, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
 def make_slow_to_load(file: StudyFile, directory: Path) -> FakeRunner:

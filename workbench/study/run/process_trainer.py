@@ -8,6 +8,8 @@ other down by more than half, and the speed they measure is then mostly noise.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -16,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -111,7 +112,8 @@ class ProcessTrainer:
         """Return the process, another one if there is none that lives."""
         if self.process is None or not self.process.is_alive():
             self._connection, theirs = self._context.Pipe()
-            self._stop, self._loaded = self._context.Event(), self._context.Event()
+            # Not events: their locks outlive a command that is killed, and a process that is killed may hold one.
+            self._stop, self._loaded = (self._context.RawValue(ctypes.c_bool, False) for _ in range(2))
             asked = (theirs, self._stop, self._loaded, dict(os.environ), *self._asked)
             self.process = self._context.Process(target=_serve, args=asked)
             self.process.start()
@@ -120,7 +122,7 @@ class ProcessTrainer:
 
     def is_loading(self) -> bool:
         """Return whether the process lives and has not loaded its task yet."""
-        return self.process is not None and self.process.is_alive() and not self._loaded.is_set()
+        return self.process is not None and self.process.is_alive() and not self._loaded.value
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job there, in a new process if one dies under it; about ten of its steps a second are reported."""
@@ -155,11 +157,11 @@ class ProcessTrainer:
 
     def _outcome(self, job: Job[Any], monitor: Monitor, answers: dict[int, bool]) -> Any:
         """Let the process run a job; return its outcome or what it raised."""
-        self._stop.clear()
+        self._stop.value = False
         self._connection.send((job, monitor.on_evaluation is not None))
         while True:
             if monitor.stop is not None and monitor.stop():
-                self._stop.set()
+                self._stop.value = True
                 if self.is_loading():  # it cannot stop before, and has nothing to lose
                     self.close()
             if not self._connection.poll(_POLL_SECONDS):
@@ -204,8 +206,8 @@ def _how_it_ended(code: int) -> str:
 
 def _serve(
     connection: Connection,
-    stop: Event,
-    loaded: Event,
+    stop: ctypes.c_bool,
+    loaded: ctypes.c_bool,
     environment: Mapping[str, str],
     place: int,
     directory: Path,
@@ -236,20 +238,18 @@ def _serve(
         experimenter = experimenter_for(file, directory, make, device)
     except Exception as error:  # the answer to every job
         experimenter = _portable(error)
-    loaded.set()
-    while True:
-        try:
+    loaded.value = True
+    with contextlib.suppress(EOFError, ConnectionError):  # who asked is gone
+        while True:
             job, evaluates = connection.recv()
-        except EOFError:
-            return
-        if isinstance(experimenter, Exception):
-            connection.send(experimenter)
-            continue
-        try:
-            outcome = experimenter.run(job, Monitor(on_evaluation if evaluates else None, on_step, stop.is_set))
-        except Exception as error:
-            outcome = _portable(error)
-        connection.send(outcome)
+            outcome: Any = experimenter
+            if not isinstance(experimenter, Exception):
+                monitor = Monitor(on_evaluation if evaluates else None, on_step, lambda: stop.value)
+                try:
+                    outcome = experimenter.run(job, monitor)
+                except Exception as error:
+                    outcome = _portable(error)
+            connection.send(outcome)
 
 
 def _portable(error: Exception) -> Exception:
