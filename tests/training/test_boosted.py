@@ -426,6 +426,20 @@ def test_gradients_handed_over_may_be_those_that_a_backward_pass_has_left() -> N
     torch.testing.assert_close(line.weight, expected)
 
 
+def test_a_window_may_begin_with_a_batch_that_gives_no_gradient() -> None:
+    line = nn.Linear(3, 1)
+    boosted = Boosted(line, SGD(line.parameters(), lr=0.1), accumulation_steps=2)
+    for _ in range(2):
+        boosted.backward(line(torch.randn(8, 3)).mean())
+        boosted.step()
+    x, before = torch.randn(8, 3), line.weight.detach().clone()
+    boosted.accept_gradients(torch.zeros(()), [], [])
+    boosted.step()
+    boosted.backward(line(x).mean())
+    boosted.step()
+    torch.testing.assert_close(line.weight, before - 0.1 * x.mean(0, keepdim=True) / 2)
+
+
 @pytest.mark.parametrize("freeze_type", [0, 1])
 def test_freezing_refuses_reentrant_activation_checkpoints_before_it_trains_a_step(freeze_type: int) -> None:
     net = Checkpointed(use_reentrant=True)

@@ -225,6 +225,7 @@ class TrainingStep:
             )
         if self.window.position == 0:  # a generator's loss, for example, leaves gradients in its discriminator
             clear_gradients(self.optimizer)
+            self._witness = None
 
     def _begin_overflow_watch(self) -> None:
         if self.window.position == 0:  # one watch for all micro-batches of a window
