@@ -37,6 +37,11 @@ def test_a_confirmed_export_reaches_the_same_quality() -> None:
     )
 
 
+def test_a_calculated_speed_is_told_without_an_interval() -> None:
+    said = headline(_choice(speedup=2.0, speedup_low=2.0, speedup_high=2.0), "accuracy")
+    assert "0.50 of O0's time (2.00 x as fast; 10 hours" in said
+
+
 def test_what_shorter_runs_have_shown_is_not_said_of_todays() -> None:
     said = headline(CHOICE, "accuracy", shortened=(30, 228))
     assert "(2.00 x as fast, 95 % interval 1.80 to 2.25), with" in said

@@ -162,6 +162,11 @@ def test_a_further_test_is_asked_for_behind_all_pairs_and_at_its_own_error() -> 
     assert strict.error == 0.0025
 
 
+def test_a_speed_that_follows_from_the_number_of_steps_has_no_interval() -> None:
+    told = sentence(judged([], 0.01, time_ratio((), (0.464, 0.464, 0.464))), "mse", per="per run")
+    assert told == "Undecided whether it keeps the mse: faster per run (2.16 x, by its number of steps); not tested."
+
+
 def test_where_time_runs_out_before_the_first_look_that_one_is_taken_there() -> None:
     for n_planned in (40, 10):  # with a look at half, and too small for one
         assert read_early(first_test(n_planned, 10), 9).looks == ((9, 0.005), (n_planned, 0.035))

@@ -71,6 +71,12 @@ def test_what_never_differs_is_no_column() -> None:
     assert "Written by `workbench tune mine`" in page
 
 
+def test_a_table_of_trials_says_what_their_drops_are_of() -> None:
+    assert "## Trials (one run each)\n" in results_page(_study())
+    several = results_page(_study(objective="time_to_quality"))
+    assert "## Trials (drop: the mean over a trial's seeds, each beside O0 on that seed)\n" in several
+
+
 def test_a_prediction_outside_its_range_is_called_so() -> None:
     page = results_page(
         _study(loss_scale_policy={"sentence": "Chosen.", "checked": [POLICY, {**POLICY, "observed": 11}]})

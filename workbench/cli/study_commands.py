@@ -243,7 +243,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
         say(f"  process {at_work.process} is working on it ({at_work.phase}); this is what it wrote {ago} ago")
     best = sorted(result.ended, key=_feasible_then_value)[:_SHOWN_TRIALS]
     if len(best) < counts.n_finished:
-        say(f"  the lowest {len(best)} scores of {counts.n_finished}, one run each:")
+        say(f"  the lowest {len(best)} scores of {counts.n_finished} ({result.drop_of_trials}):")
     rows = []
     for trial in best:
         speed = f"{1 / trial.relative_step_time:.2f} x" if math.isfinite(trial.relative_step_time) else "-"

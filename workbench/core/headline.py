@@ -25,7 +25,7 @@ def headline(
     taken = choice.candidate
     if taken is None or not (0.0 < taken.speedup < math.inf):
         return choice.sentence
-    has_ends = math.isfinite(taken.speedup_low) and math.isfinite(taken.speedup_high)
+    has_ends = math.isfinite(taken.speedup_high) and taken.speedup_low < taken.speedup_high  # a calculated one has none
     interval = f", 95 % interval {taken.speedup_low:.2f} to {taken.speedup_high:.2f}" if has_ends else ""
     trains = "trains" if choice.verdict == "confirmed" else "may train"
     became = "" if shortened else f"; 10 hours become {_of_ten_hours(taken.speedup)}"

@@ -341,6 +341,13 @@ class StudyResult:
         return "to the target" if self.objective == "time_to_target" else self.per_trial
 
     @property
+    def drop_of_trials(self) -> str:
+        """What the drop of a trial is of: a search for the fastest set-up trains one on several seeds."""
+        if self.objective == "time_to_quality":
+            return "drop: the mean over a trial's seeds, each beside O0 on that seed"
+        return "one run each"
+
+    @property
     def per_trial(self) -> str:
         """What a trial's relative time refers to: a step, or a whole run."""
         return timed_per(self.objective)

@@ -187,6 +187,8 @@ def _faster(time: TimeRatio) -> str:
 def _interval(time: TimeRatio) -> str:
     if time.low == 0.0 and math.isinf(time.high):
         return f"{time.ratio:.2f} x, without an interval yet"
+    if time.low == time.high:  # it takes steps like O0's, and fewer
+        return f"{time.ratio:.2f} x, by its number of steps"
     high = f"{time.high:.2f}" if math.isfinite(time.high) else "any number"
     return f"{time.ratio:.2f} x, 95 % interval {time.low:.2f} to {high}"
 
