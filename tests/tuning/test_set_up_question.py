@@ -456,6 +456,35 @@ def test_weights_of_a_loss_that_nobody_trains_are_named(is_held: bool) -> None:
     assert told.partition(" Give")[0] == expected
 
 
+@pytest.mark.parametrize("fused", [False, True])  # a fused kernel leaves a tensor's version as it is
+def test_a_loss_with_an_optimizer_of_its_own_is_refused(fused: bool) -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        F.mse_loss(model(batch[0]), batch[1]).backward()
+        torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused).step()
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    with pytest.raises(TaskError, match=r"loss of sums updates weights that its optimizer trains \(0\.weight, "):
+        look_at(regression(loss=loss), CPU, 20)
+
+
+class WritesItsWeights(nn.Module):
+    """Keeps a table within bounds and follows a layer slowly, in the forward pass, as networks may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer, self.slow = nn.Embedding(40, 6, max_norm=0.5), nn.Linear(6, 1), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.slow.weight.lerp_(self.layer.weight, 0.1)
+            target = self.slow(x)
+        return self.layer(x + self.table((10 * x[:, 0].abs()).long())) + 0.0 * target
+
+
+def test_a_network_may_write_its_own_weights() -> None:
+    assert look_at(regression(model=WritesItsWeights), CPU, 20).optimizer == "Adam"
+
+
 def test_one_minute_is_no_plural() -> None:
     told = said(asked(steps=180, minutes=1.0), "The study trains 120 of 180 batches")
     assert "would take longer than 1 minute; what it finds" in told

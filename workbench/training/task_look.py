@@ -36,7 +36,7 @@ from workbench.tasks.reading import gains_from_memory
 from workbench.tasks.stoppable_task import StoppedError
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.loop import training_loop
-from workbench.training.setup import first_batch, prepare
+from workbench.training.setup import Prepared, first_batch, prepare
 
 _TIMED_STEPS = 4
 _CLEARLY_LONGER = 1.25  # of a step, where fewer threads are no longer enough
@@ -153,7 +153,8 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
     n_steps = n_counts * _TIMED_STEPS
     # A schedule may not go on beyond its end, and a training may be shorter than what is timed.
     prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=max(steps, n_steps))
-    loop = training_loop(prepared.boosted, prepared.task.compute_loss, prepared.batches(seed), steps=n_steps)
+    batches = prepared.batches(seed)
+    loop = training_loop(prepared.boosted, prepared.task.compute_loss, batches, steps=n_steps)
     found = {most: _least_seconds(loop, device)}
     with devices.kept_threads():
         for halvings in range(1, n_counts):
@@ -162,11 +163,52 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
             if seconds > _CLEARLY_LONGER * min(found.values()):
                 break
             found[most >> halvings] = seconds
+    _refuse_updates_in_the_loss(prepared, next(batches))
     model, precision = unwrapped(prepared.boosted.model), prepared.boosted.precision
     check_outputs(task, model, device, precision, seed)  # what is loaded for a metric is loaded once
     began = time.perf_counter()
     evaluate(task, model, device, precision, seed)
     return found, time.perf_counter() - began, _untrained(prepared.task.loss, prepared.boosted.optimizer)
+
+
+def _refuse_updates_in_the_loss(prepared: Prepared, batch: Any) -> None:
+    """Raise TaskError where a loss updates what the optimizer trains: no method could freeze or accumulate that."""
+    boosted = prepared.boosted
+    held = {parameter for group in boosted.optimizer.param_groups for parameter in group["params"]}
+    trained = dict(unwrapped(boosted.model).named_parameters())
+
+    def written() -> list[str]:
+        # By their sums: what a fused kernel writes is not counted in a tensor's version.
+        before = {name: _sum(parameter) for name, parameter in trained.items() if parameter in held}
+        boosted.forward_backward(prepared.task.compute_loss, batch)
+        # A momentum encoder, which is written in the forward pass, may require gradients, but gets none.
+        names = [name for name in before if trained[name].grad is not None and _sum(trained[name]) != before[name]]
+        boosted.forget_pass()
+        return names
+
+    if not (names := written()):
+        return
+    # A layer may keep its weights within bounds, as an embedding with `max_norm` does; that changes nothing twice.
+    before = {name: trained[name].detach().clone() for name in names}
+    written()
+    names = [name for name in names if not _about_equal(trained[name], before[name])]
+    if names:
+        raise TaskError(
+            f"the loss of {prepared.task.name} updates weights that its optimizer trains ({_listed(names)}), which no "
+            "method could freeze or accumulate; leave every update to the optimizer of the task"
+        )
+
+
+def _sum(parameter: Tensor) -> float:
+    return float(parameter.detach().sum(dtype=torch.float32))
+
+
+def _about_equal(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=8 * torch.finfo(one.dtype).eps, equal_nan=True)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_NAMED], *["..."] * (len(names) > _NAMED)])
 
 
 def _untrained(loss: Any, optimizer: Optimizer) -> str:
@@ -176,10 +218,9 @@ def _untrained(loss: Any, optimizer: Optimizer) -> str:
     names = [name for name, parameter in named if parameter.grad is not None and parameter not in held]
     if not names:
         return ""
-    listed = ", ".join([*names[:_NAMED], *["..."] * (len(names) > _NAMED)])
     return (
-        f"The loss has parameters that get gradients and are not trained: {listed}. Give them to the optimizer, or let "
-        "them not require gradients."
+        f"The loss has parameters that get gradients and are not trained: {_listed(names)}. Give them to the "
+        "optimizer, or let them not require gradients."
     )
 
 
