@@ -12,7 +12,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from workbench.study.ask.space_table import read_space
 from workbench.study.run.job import Trained
-from workbench.study.set_up.standing import BASELINE_RUN, FURTHER, SEEDS, Standing, standing_of
+from workbench.study.set_up.standing import FURTHER, SEEDS, Standing, standing_of
+from workbench.study.store.storage import BASELINE_RUN
 
 LENGTH = "schedule.length"
 DIMENSIONS = read_space({LENGTH: {"low": 0.1, "high": 1.0, "log": True}})

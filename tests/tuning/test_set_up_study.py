@@ -27,7 +27,7 @@ from tests.kit.set_up_search import (
     write,
 )
 from tests.kit.surface_runner import SurfaceRunner, optimizer_of, step_ratio, true_metric
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, NetworkFacts
 from workbench.core.records import StudyResult, Verdict
 from workbench.core.trial_counts import outcome_of
 from workbench.methods.batch.section import BatchSection
@@ -570,6 +570,31 @@ def test_o0_that_diverges_on_most_of_its_seeds_does_not_train_until_it_is_mended
         run(folder, runner)
     runner.lost = frozenset()
     run(folder, runner, trials=1)
+
+
+class Edited(DivergingOnItsSeeds):
+    """Has code of a version, and a network."""
+
+    version, network = "a", NetworkFacts(1, 1, 4, 3, 0, 4)
+
+    def environment(self) -> dict[str, Any]:
+        return {"sources": {"task.py": self.version}}
+
+    def network_facts(self) -> NetworkFacts:
+        return self.network
+
+
+def test_no_run_of_a_task_before_it_was_edited_is_counted_for_the_task_after(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", plain_runs=0)
+    before, after = Edited(folder, truth=lambda _: 0.5), Edited(folder)
+    before.lost, after.version, after.network = frozenset({2, 3, 4}), "b", replace(before.network, no_merging="x")
+    with pytest.raises(StudyFailedError, match="O0 itself does not train"):
+        run(folder, before)  # of seeds 0 and 1 the runs are kept
+    run(folder, after, trials=1)
+    metrics = [Edited(folder).run(replace(job, seed=seed)).metric for job in after.jobs[:1] for seed in range(5)]
+    with searching(folder, after) as (_, study, _):
+        assert baseline_metrics(study.user_attrs) == dict(enumerate(metrics))
+        assert study.user_attrs["network_facts"] == after.network.to_dict()
 
 
 @pytest.mark.parametrize(("allowed", "told"), [(0.0005, True), (0.03, False)])

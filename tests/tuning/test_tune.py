@@ -347,6 +347,13 @@ def test_a_task_may_change_its_metric_before_anything_is_measured(tmp_path: Path
     assert result.metric_name == "accuracy"
 
 
+def test_a_metric_that_is_turned_round_is_no_longer_the_same_task(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SEARCH)
+    tune(directory, trials=1, make_experimenter=make_fake)  # of a task without sources
+    with pytest.raises(StudyChangedError, match=r"the task has changed .*\(which way its metric is better\)"):
+        tune(directory, trials=2, make_experimenter=making(higher_is_better=False))
+
+
 def test_a_changed_task_goes_on_under_a_new_baseline_when_told_so(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SEARCH)
     first = tune(directory, make_experimenter=of_code(my_task="a"))

@@ -34,6 +34,7 @@ from workbench.study.set_up.runtime_choice import ground_of, note_no_room
 from workbench.study.set_up.standing import Run, Standing, TrainedPlan, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
+from workbench.study.store.storage import BASELINE_RUN
 from workbench.study.store.stored_records import GIVEN, RUN_METRICS
 from workbench.study.store.trial_ids import id_of
 
@@ -95,10 +96,7 @@ class SetUpObjective(Objective):
             runs.append(trained)
             if len(runs) == n_runs:
                 break
-        for (
-            index,
-            run,
-        ) in lost.items():  # only now: a task that did not train is run again once corrected
+        for index, run in lost.items():  # only now: a task that did not train is run again once corrected
             self._keep_baseline(index, run)
         return runs
 
@@ -134,7 +132,7 @@ class SetUpObjective(Objective):
         return list(itertools.islice(usable, self._file.set_up.baseline_seeds))
 
     def _keep_baseline(self, index: int, run: Trained) -> None:
-        self._study.set_user_attr(f"{standings.BASELINE_RUN}{index}", run.to_json())
+        self._study.set_user_attr(f"{BASELINE_RUN}{index}", run.to_json())
 
     def _baseline_metric(self, index: int) -> float:
         """Return the baseline's final metric on a seed, trained now if it has not been; NaN where it diverged."""

@@ -26,10 +26,9 @@ from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Trained
 from workbench.study.set_up.quality import WORST, QualityModel, Tried, noise_of
+from workbench.study.store.storage import BASELINE_RUN
 from workbench.study.store.stored_records import allowed_drop_of
 
-# Attribute of a study for each of the baseline's runs, with the seed's index behind it: several processes add to them.
-BASELINE_RUN = "baseline_run:"
 FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
 SEEDS = "seeds"  # attribute of a trial: the indices of its seeds, in the order of its deficits
 MOST_SEEDS = "most_seeds"  # attribute of a trial: on how many seeds it is trained at most; else the study's own number
@@ -180,7 +179,7 @@ def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
 
 def baseline_runs(attributes: Mapping[str, Any]) -> dict[int, Trained]:
     """Return the baseline's runs by the seed's index."""
-    stored = {name: run for name, run in attributes.items() if name.startswith(BASELINE_RUN)}
+    stored = {name: run for name, run in attributes.items() if name.startswith(BASELINE_RUN) and run is not None}
     runs = {int(name.removeprefix(BASELINE_RUN)): Trained.from_json(run) for name, run in stored.items()}
     return dict(sorted(runs.items()))  # a database may give attributes in any order, and sums depend on it
 

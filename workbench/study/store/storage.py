@@ -42,6 +42,9 @@ from workbench.study.run.runner import TaskExpert
 from workbench.study.store.study_storage import StudyStorage
 from workbench.study.store.trial_ids import storage_of
 
+# Attribute of a study for each of the baseline's runs, with the seed's index behind it: several processes add to them.
+BASELINE_RUN = "baseline_run:"
+
 _BESIDE_STUDY = "study.db"
 _NETWORK = "network_facts"
 _GRACE_SECONDS = 180.0
@@ -150,16 +153,19 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: TaskExpert)
     # file last, so that a study without it is one that never began.
     name = _stored_name(storage, file.study.name) or file.study.name
     study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
-    if (asked := study.user_attrs.get("study_file")) is not None:
-        _refuse_changes(asked, file.canonical())
-        _refuse_another_task(study, experimenter)
+    begins = "study_file" not in study.user_attrs
+    if not begins:
+        _refuse_changes(study.user_attrs["study_file"], file.canonical())
+        begins = _begins_anew(study, experimenter)
     alive = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING))
     if not any(trial.user_attrs.get("baseline") for trial in alive):
         levels = next((one.choices for one in file.dimensions if one.path == "level"), ())
         study.enqueue_trial({"level": "O0"} if "O0" in levels else {}, user_attrs={"baseline": True})
-    if "study_file" not in study.user_attrs:
+    if begins:
+        runs = [name for name, run in study.user_attrs.items() if name.startswith(BASELINE_RUN) and run is not None]
         network = experimenter.network_facts()
         attributes = {
+            **dict.fromkeys(runs),  # of a task that has been edited since
             "data_hash": experimenter.data_hash,
             "metric_name": experimenter.metric_name,
             "higher_is_better": experimenter.higher_is_better,
@@ -172,8 +178,8 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: TaskExpert)
     return study
 
 
-def _refuse_another_task(study: optuna.Study, experimenter: TaskExpert) -> None:
-    """Refuse to go on if the task's data or source has changed; a source may before anything has been measured."""
+def _begins_anew(study: optuna.Study, experimenter: TaskExpert) -> bool:
+    """Return whether the task was edited before O0 had finished; refuse a later edit, and other data."""
     stored = study.user_attrs
     before, now = stored.get("data_hash", ""), experimenter.data_hash
     if before and now and before != now:
@@ -181,19 +187,16 @@ def _refuse_another_task(study: optuna.Study, experimenter: TaskExpert) -> None:
             f"the task's data changed since the study began ({_other_data(before, now)}); put them back, "
             f"{_NEW_BASELINE}"
         )
-    environment = plain(experimenter.environment())
-    known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), environment))
-    edited = [name for name in known if name in found and not set(known[name].split()) & set(found[name].split())]
-    if not edited:
-        return
-    if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+    known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), experimenter.environment()))
+    edited = {name for name in known if name in found and not set(known[name].split()) & set(found[name].split())}
+    if stored["higher_is_better"] != experimenter.higher_is_better:
+        edited.add("which way its metric is better")
+    if edited and study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         raise StudyChangedError(
-            f"the task has changed since the study began ({', '.join(edited)}), and its trials are not "
+            f"the task has changed since the study began ({', '.join(sorted(edited))}), and its trials are not "
             f"comparable with new ones; put it back, {_NEW_BASELINE}"
         )
-    study.set_user_attr("environment", environment)
-    study.set_user_attr("metric_name", experimenter.metric_name)
-    study.set_user_attr("higher_is_better", experimenter.higher_is_better)
+    return bool(edited)
 
 
 def _other_data(before: str, now: str) -> str:
