@@ -66,6 +66,12 @@ def test_a_poisoned_record_is_found(batch: Any, reasons: dict[str, int]) -> None
     assert int(verdict.bad.sum()) == 1
 
 
+def test_a_number_that_is_a_key_makes_no_label() -> None:
+    batch = {0: torch.ones(4, 2), 1: torch.full((4, 2), 7.0)}
+    assert judged(batch, like=batch).reasons is None
+    assert not judged(batch, like=batch).whole
+
+
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [

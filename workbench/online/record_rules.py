@@ -88,7 +88,8 @@ def _named_tensors(batch: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]
         yield path, batch
         return
     for place, part in (entries_of(batch) or {}).items():
-        yield from _named_tensors(part, (*path, place))
+        # A mapping's key 1 is no second item, which would be the label.
+        yield from _named_tensors(part, (*path, str(place) if isinstance(batch, Mapping) else place))
 
 
 def select_rows(batch: Any, keep: Tensor) -> Any:
