@@ -68,6 +68,15 @@ def test_a_fixed_scale_that_is_too_large_at_first_may_never_get_on() -> None:
     assert table["overflows_high"][1] < 20
 
 
+@pytest.mark.parametrize("n_policies", [1, 2])
+@pytest.mark.parametrize("column", ["loss_scale", "grad_amax"])
+def test_a_damaged_run_with_numbers_without_bounds_is_replayed(n_policies: int, column: str) -> None:
+    run = recorded(wandering(100), ScalePolicy(init=2.0**8))
+    run.steps.loc[40:70, column] = math.inf
+    table = replay(run, [ScalePolicy(init=2.0**8)] * n_policies).table
+    assert (table["overflows_high"] >= table["overflows"]).all()
+
+
 def test_where_nothing_overflowed_predictions_equal_the_exact_simulation() -> None:
     threshold = wandering(400)
     run = recorded(threshold, ScalePolicy(init=1.0, kind="fixed"))

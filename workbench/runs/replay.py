@@ -90,7 +90,7 @@ def estimate_thresholds(run: Run) -> Thresholds:
     """Estimate per window the largest scale that does not overflow; a ValueError when the run recorded too little."""
     steps = run.steps
     windows = steps[steps["grad_amax"].notna() | steps["overflow"]] if len(steps) else steps
-    if not len(windows) or not windows["grad_amax"].notna().any():
+    if not len(windows) or not np.isfinite(windows["grad_amax"]).any():
         raise ValueError(f"{run.path}: the run recorded no gradient sizes, so there is nothing to replay")
     overflow = windows["overflow"].to_numpy(dtype=bool).copy()
     scale = windows["loss_scale"].to_numpy(dtype=float).copy()
@@ -100,7 +100,7 @@ def estimate_thresholds(run: Run) -> Thresholds:
     amax = windows[_FLOAT16_AMAX if known else "grad_amax"].to_numpy(dtype=float).copy()
     # What an overflowed gradient would have been is not in the record; the weights did not move, so the next good
     # window's gradient is the best estimate.
-    amax[overflow] = np.nan
+    amax[overflow | np.isinf(amax)] = np.nan
     amax = pd.Series(amax).bfill().ffill().to_numpy()
     log_threshold = np.log2(_FLOAT16_MAX) - np.log2(np.maximum(amax, 1e-38))
     clean = log_threshold[~overflow]
@@ -160,18 +160,19 @@ def _plausible_counts(
     thresholds: Thresholds, policies: Sequence[ScalePolicy], central: SimulationResult
 ) -> NDArray[np.int64]:
     """Return overflows under thresholds as uncertain as ours, shape ``[repetitions, n_policies]``."""
-    shift, n = 2.0**thresholds.error_log2, len(thresholds.scale)
+    shift, scale = 2.0**thresholds.error_log2, thresholds.scale
+    n = len(scale)
     rng = np.random.default_rng(0)  # the same run gives the same range
     # One factor at a time: side by side some scale would move on nearly every step, and none could be passed over.
-    factors: list[float | Floats] = [1 / shift, shift] if shift != 1.0 else []
-    if n <= _LONG_RUN:
-        factors += [np.exp2(thresholds.noise_log2 * rng.standard_normal(n)) for _ in range(_REPETITIONS)]
-        # A burst of large gradients belongs to one trajectory; another may not meet it.
-        calm = pd.Series(thresholds.scale).rolling(_BURST, center=True, min_periods=1).median().to_numpy()
-        with np.errstate(all="ignore"):  # thresholds of a damaged run may be zero or infinite
-            factors.append(calm / thresholds.scale)
-    with np.errstate(all="ignore"):
-        repeated = [simulate(thresholds.scale * factor, policies).overflows for factor in factors]
+    with np.errstate(over="ignore"):  # those of a damaged run may be huge, or infinite
+        varied = [scale * factor for factor in ((1 / shift, shift) if shift != 1.0 else ())]
+        if n <= _LONG_RUN:
+            varied += [scale * np.exp2(thresholds.noise_log2 * rng.standard_normal(n)) for _ in range(_REPETITIONS)]
+            # A burst of large gradients belongs to one trajectory; another may not meet it.
+            known = pd.Series(scale)
+            calm = known.rolling(_BURST, center=True, min_periods=1).median()  # NaN where all of them are infinite
+            varied.append(calm.fillna(known).to_numpy())
+    repeated = [simulate(one, policies).overflows for one in varied]
     counts = np.stack([central.overflows, *repeated])
     many = np.flatnonzero(central.wasted_share > _MANY_SKIPPED)
     if not 0 < n * len(many) <= _MOST_HELD_UP:
