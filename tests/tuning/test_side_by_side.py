@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,37 @@ def test_the_processes_of_a_command_that_is_killed_end_without_a_word(tmp_path: 
         program, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_processes_begin_ends_those_that_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, begin, begun = write_study(tmp_path / "s", SHORT), BaseProcess.start, list[BaseProcess]()
+
+    def start(process: BaseProcess) -> None:
+        if not begun:
+            os.kill(os.getpid(), signal.SIGINT)
+        begin(process)
+        begun.append(process)
+
+    monkeypatch.setattr(BaseProcess, "start", start)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ProcessCrew(read_study(folder), folder, 2, make_mortal, FakeRunner(folder)) as crew,
+    ):
+        crew.trainers()[0].run(job(3))
+    assert [one.is_alive() for one in begun] == [False, False]
+
+
+def test_where_nothing_can_be_forked_processes_are_spawned() -> None:
+    script = """
+import multiprocessing.connection, sys, workbench.study.run.searching
+del multiprocessing.context.ForkServerProcess
+sys.platform = "win32"
+from workbench.study.run.process_trainer import ProcessTrainer
+print(ProcessTrainer((), None)._context.get_start_method())
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.stdout.strip() == "spawn", ended.stderr
 
 
 def make_slow_to_load(file: StudyFile, directory: Path) -> FakeRunner:

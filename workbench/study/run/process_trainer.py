@@ -13,11 +13,13 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -83,13 +85,16 @@ class ProcessCrew:
     def _wait_until_loaded(self, stop: Callable[[], bool] | None) -> None:
         """Begin all processes and wait for them, once: what is timed while others load would be false."""
         with self._loading:
-            if not self._have_loaded:
-                for one in self._processes:
-                    one.begin()
-                while any(one.is_loading() for one in self._processes):
+            if self._have_loaded:
+                return
+            # In a thread: the first one begins once torch is loaded, and an exception there would leave half a process.
+            with ThreadPoolExecutor(1) as thread:
+                begun = thread.submit(lambda: [one.begin() for one in self._processes])
+                while not begun.done() or any(one.is_loading() for one in self._processes):
                     end_if_asked(stop)
                     time.sleep(_POLL_SECONDS)
-                self._have_loaded = True
+                begun.result()
+            self._have_loaded = True
 
     def _end(self) -> None:
         _end([one.process for one in self._processes if one.process is not None])
@@ -104,20 +109,24 @@ class ProcessTrainer:
 
     def __init__(self, asked: tuple[Any, ...], wait: Callable[[Callable[[], bool] | None], None]) -> None:
         self._asked, self._wait = asked, wait
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(_PRELOADED))
-        self.process: ForkServerProcess | None = None
+        if sys.platform == "linux":
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload(list(_PRELOADED))
+        else:  # Windows cannot fork, and on macOS what has loaded the system's libraries should not
+            self._context = multiprocessing.get_context("spawn")
+        self.process: BaseProcess | None = None
 
-    def begin(self) -> ForkServerProcess:
+    def begin(self) -> BaseProcess:
         """Return the process, another one if there is none that lives."""
         if self.process is None or not self.process.is_alive():
             self._connection, theirs = self._context.Pipe()
             # Not events: their locks outlive a command that is killed, and a process that is killed may hold one.
             self._stop, self._loaded = (self._context.RawValue(ctypes.c_bool, False) for _ in range(2))
             asked = (theirs, self._stop, self._loaded, dict(os.environ), *self._asked)
-            self.process = self._context.Process(target=_serve, args=asked)
-            self.process.start()
+            process = self._context.Process(target=_serve, args=asked)
+            process.start()
             theirs.close()
+            self.process = process
         return self.process
 
     def is_loading(self) -> bool:
@@ -179,7 +188,7 @@ class ProcessTrainer:
                     return outcome
 
 
-def _end(processes: Sequence[ForkServerProcess]) -> None:
+def _end(processes: Sequence[BaseProcess]) -> None:
     """End processes; one that does not end in time is killed."""
     for process in processes:
         process.terminate()
