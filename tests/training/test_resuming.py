@@ -54,6 +54,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+OF_RATE = """
+import dataclasses, torch
+from tests.experiments.small_tasks import small_task
+task = dataclasses.replace(small_task(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr={}))
+"""
 
 MANUAL = {"mode": "manual", "less_bn": False, "grad_freeze": False}
 WITH_STATE: dict[str, dict[str, Any]] = {
@@ -324,6 +329,15 @@ def test_a_job_of_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert len(seen) == STEPS, "no step is trained twice"
     assert not (tmp_path / "cut" / "checkpoints").exists()
     assert read_run(tmp_path / "cut" / trained.path).finished
+
+
+def test_no_step_of_a_task_before_it_was_edited_is_taken_for_the_task_after(tmp_path: Path) -> None:
+    job = TrainJob(BoostConfig.from_dict(NOTHING), "O1", steps=STEPS, evaluate_every=8)
+    for rate, stop in ((0.1, stopping_after(9)), (0.01, None)):
+        (tmp_path / "task.py").write_text(OF_RATE.format(rate))
+        edited = TaskExperimenter("task.py", "cpu", tmp_path / "runs").run(job, Monitor(stop=stop))
+    whole = TaskExperimenter(str(tmp_path / "task.py"), "cpu", tmp_path / "whole" / "runs").run(job)
+    assert (edited.metric, edited.curve) == (whole.metric, whole.curve)
 
 
 def test_a_job_whose_time_counts_begins_anew(tmp_path: Path) -> None:

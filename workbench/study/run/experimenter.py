@@ -217,11 +217,19 @@ class TaskExperimenter:
         """The task with its data's digest, which a checkpoint names; read once and not for each run."""
         return dataclasses.replace(self._task, data_hash=self._task.data_digest())
 
+    @functools.cached_property
+    def _sources(self) -> dict[str, str]:
+        """The digests of the task's code, of before its first run: later ones may import more of it."""
+        from workbench.tasks.loading import task_sources
+
+        return task_sources(self._task)
+
     def _checkpoints_of(self, job: TrainJob) -> CheckpointFolder:
         from workbench.training.checkpoint_folder import CheckpointFolder
 
         asked = {field.name: getattr(job, field.name) for field in fields(RunRequest) if field.name != "run_id"}
-        name = hashlib.sha256(json.dumps(asked | {"config": job.config.to_dict()}).encode()).hexdigest()[:16]
+        asked |= {"config": job.config.to_dict(), "sources": self._sources}
+        name = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
         folder = self._runs.parent / CHECKPOINTS / name
         return CheckpointFolder(folder, None, _CHECKPOINT_SECONDS, keep=2, keep_end=False)
 
