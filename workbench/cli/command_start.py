@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 _VARIABLE = "WORKBENCH_COMMAND_BEGAN"
@@ -34,15 +35,27 @@ def for_ranks() -> dict[str, str]:
     return {_VARIABLE: repr(time.time() - (time.monotonic() - began()))}
 
 
+class _NoRoomForTorch(MetaPathFinder):
+    """Raises MemoryError where torch is imported."""
+
+    def __init__(self, mib: int) -> None:
+        self._mib = mib
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "torch":
+            may_use = f"this process may use {self._mib} MiB of addresses"
+            raise MemoryError(f"{may_use}, and loading torch takes {_LEAST_MIB}")
+
+
 def require_memory() -> None:
-    """Raise MemoryError under a limit that leaves no room to load torch: its libraries may then hang, not only fail."""
+    """Refuse to load torch under a limit that leaves no room for it: its libraries may hang then, not only fail."""
     try:
         import resource
     except ImportError:  # not on Windows, which has no such limit either
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit >> 20 < _LEAST_MIB:
-        raise MemoryError(f"this process may use {limit >> 20} MiB of addresses, and loading torch takes {_LEAST_MIB}")
+        sys.meta_path.insert(0, _NoRoomForTorch(limit >> 20))
 
 
 def end_quickly() -> None:
