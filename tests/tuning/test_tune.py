@@ -354,6 +354,15 @@ def test_a_metric_that_is_turned_round_is_no_longer_the_same_task(tmp_path: Path
         tune(directory, trials=2, make_experimenter=making(higher_is_better=False))
 
 
+def test_a_study_of_two_objectives_cannot_turn_its_metric_round(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SEARCH.replace("time_to_target", "pareto"))
+    named = {"higher_is_better": False, "environment": lambda: {"sources": {"my_task.py": "a"}}}
+    with pytest.raises(StudyStoppedError):
+        tune(directory, trials=1, stop=iter([False] * 3 + [True] * 9).__next__, make_experimenter=making(**named))
+    with pytest.raises(StudyChangedError, match=r"\(my_task.py, which way its metric is better\)"):
+        tune(directory, trials=1, make_experimenter=of_code(my_task="b"))
+
+
 def test_a_changed_task_goes_on_under_a_new_baseline_when_told_so(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SEARCH)
     first = tune(directory, make_experimenter=of_code(my_task="a"))

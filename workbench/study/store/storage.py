@@ -150,7 +150,7 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: TaskExpert)
         metric = StudyDirection.MAXIMIZE if experimenter.higher_is_better else StudyDirection.MINIMIZE
         directions = [metric, StudyDirection.MINIMIZE]
     # A new study is completed before it gets its name's attributes, in an order that a kill may cut anywhere: the
-    # file last, so that a study without it is one that never began.
+    # file last, so that a study without it is one that never began, and the code, by which an edit is known, before it.
     name = _stored_name(storage, file.study.name) or file.study.name
     study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
     begins = "study_file" not in study.user_attrs
@@ -169,8 +169,8 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: TaskExpert)
             "data_hash": experimenter.data_hash,
             "metric_name": experimenter.metric_name,
             "higher_is_better": experimenter.higher_is_better,
-            "environment": plain(experimenter.environment()),
             _NETWORK: None if network is None else network.to_dict(),
+            "environment": plain(experimenter.environment()),
             "study_file": file.canonical(),
         }
         for key, value in attributes.items():
@@ -179,7 +179,7 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: TaskExpert)
 
 
 def _begins_anew(study: optuna.Study, experimenter: TaskExpert) -> bool:
-    """Return whether the task was edited before O0 had finished; refuse a later edit, and other data."""
+    """Return whether the task was edited before O0 had finished; refuse an edit that comes too late, and other data."""
     stored = study.user_attrs
     before, now = stored.get("data_hash", ""), experimenter.data_hash
     if before and now and before != now:
@@ -189,9 +189,11 @@ def _begins_anew(study: optuna.Study, experimenter: TaskExpert) -> bool:
         )
     known, found = (one.get("sources", {}) for one in (stored.get("environment", {}), experimenter.environment()))
     edited = {name for name in known if name in found and not set(known[name].split()) & set(found[name].split())}
-    if stored["higher_is_better"] != experimenter.higher_is_better:
+    is_turned = stored["higher_is_better"] != experimenter.higher_is_better
+    if is_turned:
         edited.add("which way its metric is better")
-    if edited and study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+    is_fixed = is_turned and len(study.directions) > 1  # Optuna takes directions of objectives for good
+    if edited and (is_fixed or study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))):
         raise StudyChangedError(
             f"the task has changed since the study began ({', '.join(sorted(edited))}), and its trials are not "
             f"comparable with new ones; put it back, {_NEW_BASELINE}"
