@@ -35,6 +35,7 @@ from workbench.training.resuming import FOLDER as CHECKPOINTS
 from workbench.training.resuming import identity, run_to_resume
 from workbench.training.run import Pause, RunMonitor, RunProgress, RunResult, run_task
 from workbench.training.setup import callers_generators
+from workbench.training.task_look import usual_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,7 +53,7 @@ def train(
     config: ConfigLike = None,
     *,
     level: str | None = None,
-    steps: int = 300,
+    steps: int | None = None,
     seed: int = 0,
     device: str = "auto",
     out: str | Path | None = "runs",
@@ -73,7 +74,7 @@ def train(
         task: A task, or its name as on the command line.
         config: Configuration, dictionary, path of a JSON file, or None for the defaults.
         level: Boost level; None means O0 without a configuration and O1 with one.
-        steps: Batches to train on.
+        steps: Batches to train on; None means as many as the task says, or 300.
         seed: Seed of weights, data order and split.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder in which a run directory is made; None records nothing.
@@ -102,6 +103,7 @@ def train(
     folder, run_id = None if out is None else Path(out), ""
     with ranks.joined(device) as here, callers_generators(here):
         whole = load_task(task)
+        steps = usual_batches(whole) if steps is None else steps
         request = RunRequest(read_config(config), level, seed, steps, evaluate_every, "", exponents_every)
         if resume is not None:
             asked = functools.partial(identity, whole, request)
@@ -128,7 +130,7 @@ def compare(
     configs: Sequence[ConfigLike],
     *,
     seeds: Iterable[int] = range(5),
-    steps: int = 300,
+    steps: int | None = None,
     level: str = "O1",
     device: str = "auto",
     out: str | Path | None = None,
@@ -140,7 +142,7 @@ def compare(
         task: A task, or its name.
         configs: Configurations; the first is the base. One alone is compared with O0.
         seeds: Seeds, the same for every configuration.
-        steps: Batches per run.
+        steps: Batches per run; None means as many as the task says, or 300.
         level: Boost level for configurations that do not decide by themselves (mode auto).
         device: Where to train.
         out: Folder for run directories; None records nothing.
@@ -152,11 +154,12 @@ def compare(
         sides = [Side(label, read_config(config), level) for label, config in zip(labels, configs, strict=True)]
         if len(sides) == 1:
             sides.insert(0, Side("O0", BoostConfig(), "O0"))
+        loaded = load_task(task)
         return compare_configs(
-            load_task(task),
+            loaded,
             sides,
             seeds=list(seeds),
-            steps=steps,
+            steps=usual_batches(loaded) if steps is None else steps,
             device=here,
             out=None if out is None else Path(out),
             on_progress=on_progress,

@@ -98,6 +98,18 @@ def test_overflows_are_told_and_replay_judges_policies_on_them(workbench: Comman
     assert f"20 updates recorded, {overflows} of them overflowed" in table.out
 
 
+@pytest.mark.parametrize(("said", "steps"), [("steps=5", 5), ("epochs=0.5", 4)], ids=["steps", "epochs"])
+def test_train_and_compare_take_as_many_batches_as_the_task_says(
+    said: str, steps: int, workbench: Command, here: Path
+) -> None:
+    (here / "own.py").write_text((here / "wine.py").read_text().replace("train=batches", f"{said}, train=batches"))
+    BoostConfig().with_values({"boost.mode": "disable_all", "schedule.length": 0.5}).save(here / "half.json")
+    trained = json.loads(workbench("train", "--task", "own.py", "--device", "cpu", "--json").out)
+    assert trained["steps"] == steps
+    compared = workbench("compare", "half.json", "--task", "own.py", "--seeds", 1, "--device", "cpu", "--json")
+    assert json.loads(compared.out)["steps"] == steps
+
+
 def test_compare_of_one_file_compares_with_o0(workbench: Command, here: Path) -> None:
     off = {"boost.mode": "manual", "boost.less_bn": False, "boost.grad_freeze": False}
     accumulating = off | {"boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2}

@@ -38,7 +38,9 @@ def train(
         None, metavar="LEVEL", help="Boost level O0, O1 or O2. Default: O0, or O1 with --config.", show_default=False
     ),
     config: Path = typer.Option(None, metavar="FILE", help="A boost_config.json."),
-    steps: int = typer.Option(None, metavar="N", min=1, help="Batches to train on. Default: 300."),
+    steps: int = typer.Option(
+        None, metavar="N", min=1, help="Batches to train on. Default: as the task says, else 300."
+    ),
     epochs: float = typer.Option(None, metavar="N", min=0.01, help="The same in passes over the data."),
     seed: int = typer.Option(0, metavar="N", min=0, help="Seed of weights, data order and split."),
     device: str = DeviceOption,
@@ -68,7 +70,7 @@ def train(
     with only_result_on_stdout(json), progress_bar(steps or 1, f"loading {task}") as bar, stop_on_ctrl_c() as stop:
         from workbench import api
 
-        trained, steps = (task, steps or 300) if epochs is None else _task_and_steps(task, epochs)
+        trained, steps = (task, steps) if steps is not None else _task_and_steps(task, epochs)
         about_other_work = _about_other_work(device)
 
         def show(progress: RunProgress) -> None:
@@ -112,12 +114,13 @@ def train(
         raise typer.Exit(1)
 
 
-def _task_and_steps(name: str, epochs: float) -> tuple[Task, int]:
+def _task_and_steps(name: str, epochs: float | None) -> tuple[Task, int]:
+    """Return a task and on how many batches it is trained: in so many passes, or else as it says itself."""
     from workbench.tasks import load_task
-    from workbench.training.task_look import batches_of_epochs, epoch_batches
+    from workbench.training.task_look import batches_of_epochs, epoch_batches, usual_batches
 
     task = load_task(name)
-    return task, batches_of_epochs(task, epochs, epoch_batches(task))
+    return task, usual_batches(task) if epochs is None else batches_of_epochs(task, epochs, epoch_batches(task))
 
 
 def compare(
@@ -126,7 +129,7 @@ def compare(
     ),
     task: str = TaskOption,
     seeds: int = typer.Option(5, metavar="N", min=1, help="Paired seeds."),
-    steps: int = typer.Option(300, metavar="N", min=1, help="Batches per run."),
+    steps: int = typer.Option(None, metavar="N", min=1, help="Batches per run. Default: as the task says, else 300."),
     device: str = DeviceOption,
     out: Path = typer.Option(None, metavar="DIR", help="Folder for runs; without it nothing is recorded."),
     json: bool = JsonOption,
@@ -136,20 +139,22 @@ def compare(
     n_sides = len(configs) + (len(configs) == 1)
     with (
         only_result_on_stdout(json),
-        progress_bar(seeds * n_sides * steps, f"loading {task}") as bar,
+        progress_bar(1, f"loading {task}") as bar,
         saying_on_ctrl_c(f"interrupted; {kept}, and the same command compares from the start again"),
     ):
         from workbench import api
 
+        compared, steps = (task, steps) if steps is not None else _task_and_steps(task, None)
         labels: list[str] = []  # of the runs begun so far
 
         def show(label: str, progress: RunProgress) -> None:
             if label not in labels[-1:]:
                 labels.append(label)
-            bar.update((len(labels) - 1) * steps + progress.step, text=label, note=_note(progress))
+            done = (len(labels) - 1) * steps + progress.step
+            bar.update(done, seeds * n_sides * steps, text=label, note=_note(progress))
 
         comparison = api.compare(
-            task, list(configs), seeds=range(seeds), steps=steps, device=device, out=out, on_progress=show
+            compared, list(configs), seeds=range(seeds), steps=steps, device=device, out=out, on_progress=show
         )
     if json:
         print_json(comparison)

@@ -44,6 +44,7 @@ _MERGED = 4  # batches that a search puts together at most
 _EARLY = 0.2  # share of a run in which no schedule that was meant for it has ended
 _FALLEN = 0.01  # share of the highest rate below which little is learned
 _ABOUT = 0.1  # how far from 1 a schedule's highest factor on the optimizer's rate may be
+_USUAL_BATCHES = 300  # of a task that says nothing
 _NAMED = 3  # parameters, in a sentence
 
 
@@ -275,6 +276,13 @@ def epoch_batches(task: Task, seed: int = 0) -> int | None:
         source = source(seed) if callable(source) and not hasattr(source, "__len__") else source
         return len(source)
     return None
+
+
+def usual_batches(task: Task) -> int:
+    """Return on how many batches a task is trained where nobody asks for a number: its own, or 300 if it has none."""
+    if task.epochs is not None:
+        return batches_of_epochs(task, task.epochs, epoch_batches(task))
+    return _USUAL_BATCHES if task.steps is None else int(task.steps)
 
 
 def batches_of_epochs(task: Task, epochs: float, epoch_batches: int | None) -> int:
