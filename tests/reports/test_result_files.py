@@ -77,6 +77,14 @@ def test_a_table_of_trials_says_what_their_drops_are_of() -> None:
     assert "## Trials (drop: the mean over a trial's seeds, each beside O0 on that seed)\n" in several
 
 
+def test_of_many_trials_those_that_may_keep_the_quality_come_before_faster_ones_that_do_not() -> None:
+    beyond = [replace(WORSE, number=2 + at, metric_deficit=0.9, chance=0.0, value=1.0) for at in range(60)]
+    unsure = replace(WORSE, number=99, summary="nearly", chance=0.5, allowed_drop=0.02)
+    page = results_page(_study(trials=[BASE, *beyond, unsure]))
+    assert "| 99 | nearly |" in page
+    assert "within the drop, but not surely |" in page
+
+
 def test_a_prediction_outside_its_range_is_called_so() -> None:
     page = results_page(
         _study(loss_scale_policy={"sentence": "Chosen.", "checked": [POLICY, {**POLICY, "observed": 11}]})

@@ -35,10 +35,9 @@ from workbench.core.headline import parts_against_total
 from workbench.core.metric_scale import MetricScale
 from workbench.core.rank_environment import rank_environment
 from workbench.core.text import format_duration, format_interval
-from workbench.core.trial_counts import outcome_of
+from workbench.core.trial_counts import best_first, outcome_of
 
 if TYPE_CHECKING:
-    from workbench.core.records import TrialRecord
     from workbench.study import RayEngine, StudyResult, TuneProgress
 
 _SHOWN_TRIALS = 10
@@ -241,9 +240,9 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     if at_work is not None:
         ago = format_duration(at_work.age_seconds)
         say(f"  process {at_work.process} is working on it ({at_work.phase}); this is what it wrote {ago} ago")
-    best = sorted(result.ended, key=_feasible_then_value)[:_SHOWN_TRIALS]
+    best = sorted(result.ended, key=best_first)[:_SHOWN_TRIALS]
     if len(best) < counts.n_finished:
-        say(f"  the lowest {len(best)} scores of {counts.n_finished} ({result.drop_of_trials}):")
+        say(f"  the best {len(best)} of {counts.n_finished} ({result.drop_of_trials}):")
     rows = []
     for trial in best:
         speed = f"{1 / trial.relative_step_time:.2f} x" if math.isfinite(trial.relative_step_time) else "-"
@@ -389,10 +388,6 @@ def _print_candidates(result: StudyResult) -> None:
         shown = format_interval(tuned_speed, None, None, " x")
         rows.append((target, "tuned plain", shown, changed(tuned.drop), "reference", tuned.summary))
     print_table(("for", "candidate", f"speed {result.per}", result.metric_name, "verdict", "in effect"), rows)
-
-
-def _feasible_then_value(trial: TrialRecord) -> tuple[bool, bool, float]:
-    return not trial.feasible, math.isnan(trial.value), trial.value if math.isfinite(trial.value) else math.inf
 
 
 def _exit_when_time_is_up(limit: float | None, began: float, loaded: threading.Event) -> None:

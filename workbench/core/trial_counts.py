@@ -41,6 +41,12 @@ def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = N
     return f"{WITHIN_SOME}{' and '.join(suited)} only" if suited else BEYOND
 
 
+def best_first(trial: TrialRecord) -> tuple[int, float]:
+    """Return what to sort trials by: whether they keep the quality (surely, perhaps, not), and then their score."""
+    kept = 0 if trial.feasible else 1 if outcome_of(trial) == UNSURE else 2
+    return kept, math.inf if math.isnan(trial.value) else trial.value
+
+
 @dataclass(frozen=True, slots=True)
 class TrialCounts:
     """How many trials came to what: outcomes of those that ran to an end, and states of the others."""

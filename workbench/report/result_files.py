@@ -12,7 +12,7 @@ import pandas as pd
 from workbench.core.files import write_text_atomically
 from workbench.core.metric_scale import MetricScale
 from workbench.core.records import StudyResult, TrialRecord
-from workbench.core.trial_counts import WITHIN, outcome_of
+from workbench.core.trial_counts import WITHIN, best_first, outcome_of
 from workbench.report.page import render, within
 from workbench.report.sources import hardware_of
 from workbench.report.svg_chart import Panel, Point, chart
@@ -48,7 +48,7 @@ def results_page(study: StudyResult) -> str:
     """Return ``results.md``."""
     shown = study.ended
     if len(shown) > _MOST_TRIALS:
-        best = sorted(shown[1:], key=lambda t: (not t.feasible, t.value if math.isfinite(t.value) else math.inf))
+        best = sorted(shown[1:], key=best_first)
         shown = [shown[0], *best[: _MOST_TRIALS - 1]]
     page = render(
         "results.md.j2",
