@@ -174,6 +174,14 @@ def test_nothing_found_says_what_was_tried_what_came_nearest_and_what_would_help
     assert select("o1", [], nothing=told).sentence == f"O0 is exported: {told}."
 
 
+def test_runs_within_the_drop_that_are_not_sure_to_keep_it_are_not_passed_over() -> None:
+    unsure = trial(1, relative_step_time=0.4, metric_deficit=0.01, chance=0.4)
+    harmful = trial(2, 0.4, relative_step_time=0.5, metric_deficit=0.03)
+    told = told_of(unsure, harmful, objective="time_to_quality")
+    assert told.startswith("no set-up was faster than O0 and surely within the allowed accuracy drop of 2 points; ")
+    assert "nearest beyond" not in told
+
+
 def test_a_policy_fills_in_only_what_was_not_searched_and_changes_no_float32_plan() -> None:
     policy = {"init": 1024.0, "factor": 4.0, "window": 50}
     config = with_policy(O0, policy, ["loss_scale.window"])

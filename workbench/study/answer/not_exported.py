@@ -52,12 +52,16 @@ def nothing_found(trials: Sequence[TrialRecord], allowed_drop: float, metric_nam
     written = MetricScale(metric_name).difference_text
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
     within = [one for one in known if one.metric_deficit <= allowed_drop and not one.chance < SURE]
+    unsure = [one for one in known if one.metric_deficit <= allowed_drop and one.chance < SURE]
     # Without a candidate a faster one is there only if the search was ended before it confirmed any.
     is_cut_short = file.study.objective != "time_to_target" and any(one.relative_step_time < 1.0 for one in within)
     verdict = "no set-up has been confirmed yet to be" if is_cut_short else "no set-up was"
     n_tried = len({plan_of(one, file.plans)[0] for one in tried})
     count = f"{n_tried} set-ups were tried" if n_tried > 1 else "one set-up was tried"
-    words = [f"{verdict} faster than O0 within the allowed {metric_name} drop of {written(allowed_drop)}; {count}"]
+    within_drop = "and surely within" if unsure else "within"
+    words = [
+        f"{verdict} faster than O0 {within_drop} the allowed {metric_name} drop of {written(allowed_drop)}; {count}"
+    ]
     if within:
         best = min(within, key=lambda one: one.relative_step_time)
         is_late = file.study.objective == "time_to_target" and best.relative_step_time < 1.0
@@ -67,7 +71,7 @@ def nothing_found(trials: Sequence[TrialRecord], allowed_drop: float, metric_nam
             f"{', but reaches the target later' if is_late else ''}"
         )
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
-    if beyond:
+    if beyond and not unsure:  # these are nearer, and are told with what they lack
         near = min(beyond, key=lambda one: one.metric_deficit)
         words.append(
             f"the nearest beyond it, trial {near.number} ({near.summary}), is {1.0 / near.relative_step_time:.2f} x "
