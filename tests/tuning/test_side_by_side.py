@@ -15,8 +15,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.kit.fake_runner import SHORT, FakeRunner, calls, write_study
@@ -197,6 +199,27 @@ def test_ctrl_c_while_the_processes_begin_ends_those_that_have(tmp_path: Path, m
     ):
         crew.trainers()[0].run(job(3))
     assert [one.is_alive() for one in begun] == [False, False]
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_terminal_is_not_heard_by_what_loads_torch(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SHORT)
+    script = f"""
+from tests.kit.fake_runner import make_fake
+from workbench.study import tune
+try:
+    tune({str(folder)!r}, jobs=2, make_experimenter=make_fake)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as running:
+        parent = psutil.Process(running.pid)
+        while not any("multiprocessing.forkserver" in " ".join(one.cmdline()) for one in parent.children()):
+            time.sleep(0.02)
+        time.sleep(0.5)
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.communicate(timeout=60.0) == ("interrupted\n", "")
 
 
 def test_where_nothing_can_be_forked_processes_are_spawned() -> None:

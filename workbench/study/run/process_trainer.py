@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -89,12 +90,19 @@ class ProcessCrew:
                 return
             # In a thread: the first one begins once torch is loaded, and an exception there would leave half a process.
             with ThreadPoolExecutor(1) as thread:
-                begun = thread.submit(lambda: [one.begin() for one in self._processes])
+                begun = thread.submit(self._begin)
                 while not begun.done() or any(one.is_loading() for one in self._processes):
                     end_if_asked(stop)
                     time.sleep(_POLL_SECONDS)
                 begun.result()
             self._have_loaded = True
+
+    def _begin(self) -> None:
+        if sys.platform == "linux":  # in this thread, and so in the fork server, which Ctrl-C would end in its imports
+            resource_tracker.ensure_running()  # whose start lets it through again
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        for one in self._processes:
+            one.begin()
 
     def _end(self) -> None:
         _end([one.process for one in self._processes if one.process is not None])
