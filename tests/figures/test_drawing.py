@@ -9,7 +9,7 @@ import pytest
 from plotly.subplots import make_subplots
 
 from workbench.figures import empty_figure
-from workbench.figures.drawing import Drawing
+from workbench.figures.drawing import Drawing, Stroke
 from workbench.figures.theme import template_json
 
 
@@ -69,3 +69,11 @@ def test_an_empty_drawing_is_the_empty_figure() -> None:
     reason = "No step has been recorded yet; train a task, and it will be here."
     drawing = Drawing.empty("Why?", reason, theme="light", height=200)
     assert drawing.figure() == empty_figure("Why?", reason, theme="light", height=200)
+
+
+@pytest.mark.parametrize(("n_points", "mode"), [(1, "markers"), (2, "lines")])
+def test_a_line_of_one_point_is_a_dot_in_its_colour_as_plotly_draws_no_such_line(n_points: int, mode: str) -> None:
+    drawing = Drawing("Why?", height=300)
+    drawing.line(([1.0] * n_points, [2.0] * n_points), Stroke("#0072B2"))
+    assert drawing.traces[0]["mode"] == mode
+    assert drawing.figure().data[0].line.color == "#0072B2"

@@ -124,10 +124,11 @@ class Drawing:
         self.traces.append({name: value for name, value in trace.items() if value is not None})
 
     def line(self, points: Points, stroke: Stroke, hover: str = "", **properties: Any) -> None:
-        """Add a line; further properties as in ``add``."""
+        """Add a line, of one point a dot, since plotly draws none; further properties as in ``add``."""
         look = {name: value for name, value in stroke._asdict().items() if value is not None}
         look["color"] = look.pop("colour")
-        self.add("scatter", hover, x=points[0], y=points[1], **{"mode": "lines", "line": look, **properties})
+        mode = "lines" if len(points[0]) > 1 else "markers"
+        self.add("scatter", hover, x=points[0], y=points[1], **{"mode": mode, "line": look, **properties})
 
     def marks(self, points: Points, mark: Mark, hover: str = "", *, text: Any = None, **properties: Any) -> None:
         """Add points with ``text`` beside them; further properties as in ``add``."""
