@@ -62,7 +62,7 @@ class AttributionNumbers:
 def attribution_numbers(
     parts: Sequence[GainPart], candidate: CandidateRecord | None = None, tuned_plain: float = math.nan
 ) -> AttributionNumbers:
-    """Set the parts of a gain behind each other; arguments as for ``attribution_drawing``."""
+    """Set the parts of a gain behind each other; arguments as for ``attribution_figure``."""
     bars, reached = [], 1.0
     for part in parts:
         low, high = reached * part.low, reached * part.high

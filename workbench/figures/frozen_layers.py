@@ -53,7 +53,7 @@ class FrozenLayersNumbers:
 def frozen_layers_numbers(
     schedule: Schedule, n_groups: int | None = None, *, limit: int = _MAXIMUM_COLUMNS
 ) -> FrozenLayersNumbers:
-    """Reduce a schedule, or a recorded run, to groups x steps; arguments as for ``frozen_layers_drawing``.
+    """Reduce a schedule, or a recorded run, to groups x steps; arguments as for ``frozen_layers_figure``.
 
     Neighbouring steps are averaged when there are more than ``limit``. A ValueError tells when a step freezes more
     groups than there are.

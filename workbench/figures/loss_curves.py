@@ -59,7 +59,7 @@ def loss_curve_numbers(
     metric: MetricScale | None = None,
     limit: int = MAXIMUM_POINTS,
 ) -> LossCurveNumbers:
-    """Reduce one run to its curves; arguments as for ``loss_curves_drawing``."""
+    """Reduce one run to its curves; arguments as for ``loss_curves_figure``."""
     frame = steps_frame(run.steps)
     step, loss = column(frame, "step"), column(frame, "loss")
     span = max(1, len(frame) // 100) if window is None else window

@@ -48,7 +48,7 @@ class LossScaleNumbers:
 
 
 def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: int = MAXIMUM_POINTS) -> LossScaleNumbers:
-    """Reduce a recorded run to the numbers of its loss-scale trace; arguments as for ``loss_scale_drawing``.
+    """Reduce a recorded run to the numbers of its loss-scale trace; arguments as for ``loss_scale_figure``.
 
     Growth and back-off are read from the scale before and after each step, so a run without events has them too;
     floor and collapse are known from events only.

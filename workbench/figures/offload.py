@@ -33,7 +33,7 @@ class OffloadNumbers:
 
 
 def offload_numbers(steps: StepTable, *, limit: int = MAXIMUM_POINTS) -> OffloadNumbers:
-    """Reduce a run to the times of its offloaded updates; arguments as for ``offload_drawing``."""
+    """Reduce a run to the times of its offloaded updates; arguments as for ``offload_figure``."""
     kept = without_warm_up(steps_frame(steps))
     step, host = column(kept, "step"), column(kept, "offload.host_ms")
     transfer, share = column(kept, "offload.transfer_ms"), column(kept, "offload.hidden_share")

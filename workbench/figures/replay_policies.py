@@ -32,7 +32,7 @@ class ReplayPoliciesNumbers:
 
 
 def replay_policies_numbers(policies: pd.DataFrame, chosen: str | None = None) -> ReplayPoliciesNumbers:
-    """Read a table of replayed policies; arguments as for ``replay_policies_drawing``."""
+    """Read a table of replayed policies; arguments as for ``replay_policies_figure``."""
     names = policy_names(policies)
     wasted, lost = column(policies, "wasted_share"), column(policies, "underflow_share")
     keep = np.flatnonzero(np.isfinite(wasted) & np.isfinite(lost))

@@ -45,7 +45,7 @@ class SecondOrderNumbers:
 def second_order_numbers(
     steps: StepTable, events: EventTable = None, *, limit: int = MAXIMUM_POINTS
 ) -> SecondOrderNumbers:
-    """Reduce a run with THOR to what its curvature did and cost; arguments as for ``second_order_drawing``."""
+    """Reduce a run with THOR to what its curvature did and cost; arguments as for ``second_order_figure``."""
     frame, events = frames.steps_frame(steps), frames.events_frame(events)
     step, damping = frames.column(frame, "step"), frames.column(frame, "thor.damping")
     refreshed = frames.flags(frame, "thor.refreshed")

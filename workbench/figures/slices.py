@@ -42,7 +42,7 @@ class SliceNumbers:
 def slice_numbers(
     trials: Sequence[TrialRecord], parameter: str, allowed_drops: Mapping[str, float] | None = None
 ) -> SliceNumbers:
-    """Reduce trials to one parameter and their scores; arguments as for ``slice_drawing``."""
+    """Reduce trials to one parameter and their scores; arguments as for ``slice_figure``."""
     scored = scored_trials(trials)
     known = sorted((one for one in scored if parameter in one.parameters), key=lambda one: one.number)
     good = sorted((one for one in known if _fits(one, allowed_drops)), key=lambda one: one.value)

@@ -75,7 +75,7 @@ def speed_accuracy_numbers(
     metric: MetricScale,
     allowed_drops: Mapping[str, float] | None = None,
 ) -> SpeedAccuracyNumbers:
-    """Place trials and candidates in the plane; arguments as for ``speed_accuracy_drawing``.
+    """Place trials and candidates in the plane; arguments as for ``speed_accuracy_figure``.
 
     Speed is O0's time over the trial's, of what the study minimises, as in a candidate's record. A candidate's metric
     is O0's less its mean paired drop, so it can be compared with the lines directly.

@@ -28,7 +28,7 @@ class StepTimeNumbers:
 
 
 def step_time_numbers(steps: StepTable) -> StepTimeNumbers:
-    """Average a run's ``time.*`` columns; arguments as for ``step_time_drawing``."""
+    """Average a run's ``time.*`` columns; arguments as for ``step_time_figure``."""
     kept = frames.without_warm_up(frames.steps_frame(steps))
     weights = frames.stands_for(kept)
     whole = frames.mean_known(frames.column(kept, "step_ms"), weights)

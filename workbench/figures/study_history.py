@@ -44,7 +44,7 @@ class StudyHistoryNumbers:
 def study_history_numbers(
     trials: Sequence[TrialRecord], allowed_drops: Mapping[str, float] | None = None
 ) -> StudyHistoryNumbers:
-    """Reduce trials to objective and best so far; arguments as for ``study_history_drawing``."""
+    """Reduce trials to objective and best so far; arguments as for ``study_history_figure``."""
     known = [t for t in trials if math.isfinite(t.value) and t.state in {"complete", "pruned"}]
     known.sort(key=lambda trial: trial.number)
     best, lowest = [], math.nan
