@@ -114,6 +114,7 @@ def test_the_shared_configuration_is_shown_as_it_changes(tmp_path: Path) -> None
 def test_what_cannot_be_written_is_a_sentence_and_the_panel_is_usable_again(panel: ExportPanel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name, folder, told in (
+        ("null\0.json", "out", "cannot be written"),
         ("", "out", "name the file"),
         ("..", "out", "is a folder; name a file"),
         ("good.json", "file", "cannot be written"),

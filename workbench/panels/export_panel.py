@@ -126,10 +126,10 @@ class ExportPanel(WorkPanel):
         path = self._folder() / str(self.name.value.strip())
         try:
             self._save(path)
-        except OSError as error:
-            problem = f"{path}: cannot be written ({error.strerror or error})"
         except ConfigError as error:
             problem = str(error)
+        except (OSError, ValueError) as error:  # a null byte in a path is a ValueError
+            problem = f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})"
         else:
             self.saved = path
             self._file_note.say(f"wrote `{path.absolute()}`; read back, it is the same configuration")
