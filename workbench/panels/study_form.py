@@ -144,19 +144,11 @@ class StudyForm:
         for part in (self.folder, *self.entries.values(), self.jobs, self.space):
             part.lock(locked)
 
-    def show(self, text: str) -> None:
-        """Show what a study's file asks; a ValueError if it is not TOML, or searches something unknown."""
-        from workbench.study.ask.sections import SetUpSection
-        from workbench.study.ask.study_text import space_of, values_of
-
+    def show(self, text: str | None) -> None:
+        """Show what a study's file asks, None if there is none yet; a ValueError if it cannot be read."""
         self.file, self._shortened = text, ""
-        values, space = values_of(text), space_of(text)
-        self._shortened = SetUpSection(left_out=values.get("set_up.left_out", [])).shortened
-        if _MINUTES in values:
-            values[_MINUTES] = _minutes(values[_MINUTES])
-        self.space.set(space)
-        for path, control in self.entries.items():
-            control.set(values.get(path, control.info.default))
+        if text is not None:
+            self._show_values(text)
         self.show_baseline()
 
     @property
@@ -239,6 +231,18 @@ class StudyForm:
         if not changed or not changed <= set(_EXTENDED) or space_of(file) != space_of(text):
             return {}
         return {_EXTENDED[path]: after[path] for path in changed if path in after}
+
+    def _show_values(self, text: str) -> None:
+        from workbench.study.ask.sections import SetUpSection
+        from workbench.study.ask.study_text import space_of, values_of
+
+        values, space = values_of(text), space_of(text)
+        self._shortened = SetUpSection(left_out=values.get("set_up.left_out", [])).shortened
+        if _MINUTES in values:
+            values[_MINUTES] = _minutes(values[_MINUTES])
+        self.space.set(space)
+        for path, control in self.entries.items():
+            control.set(values.get(path, control.info.default))
 
     def _new_baseline(self) -> dict[str, Any]:
         """Return what O0 means in a new study: precision, loss scale and optimizer of the shared configuration."""

@@ -156,12 +156,10 @@ class StudyPanel(WorkPanel):
         self.form.file = self._unreadable = None
         path = folder / "study.toml"
         try:
-            if path.exists():
-                self.form.show(path.read_text(encoding="utf-8"))
+            self.form.show(path.read_text(encoding="utf-8") if path.exists() else None)
         except (OSError, ValueError) as error:  # what decoding, tomllib and a ConfigError say are ValueErrors
             self._unreadable = error
             self._error.value = error_html(f"{path}: {error}")
-        self.form.show_baseline()
         self._show_study()
         self.state_changed(self.state)
         if (folder / "study.db").exists():
