@@ -261,6 +261,9 @@ def test_a_run_of_a_newer_version_and_a_file_are_sentences_and_another_run_can_b
         settled(panel)
         assert panel.state is PanelState.FAILED
         assert "is not a run directory: it is a file" in text_in(panel)
+        panel.look_button.click()
+        assert panel.chooser.lister.wait(LONG)
+        assert panel.state is PanelState.IDLE, "a folder has been listed: nothing has failed"
         panel.open(recorded_run(tmp_path, run_id="good"))
         settled(panel)
         assert panel.state is PanelState.DONE

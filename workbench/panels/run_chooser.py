@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from workbench.figures.labels import counted
 from workbench.panels import kit
-from workbench.panels.panel import Panel
+from workbench.panels.panel import Panel, PanelState
 from workbench.panels.style import faint
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class RunChooser:
         path = Path(str(folder).strip() or ".").expanduser()
         is_run = (path / "environment.json").is_file()
         self._panel.clear_error()
+        if self._panel.state is PanelState.FAILED:  # to open what was named before
+            self._panel.machine.to(PanelState.IDLE)
         self.list_folder(path.parent if is_run else path)
         if is_run or (path.exists() and not path.is_dir()):
             self._open_run(path)
