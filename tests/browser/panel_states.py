@@ -23,6 +23,7 @@ torch.set_num_threads(1)
 LONG, SHARED = 300.0, lambda level="O1", **sections: SharedConfig(BoostConfig.from_dict(sections), level)
 FLOAT16 = {"amp": {"level": "O2", "dtype": "float16"}, "loss_scale": {"init": 2.0**24, "window": 20}}
 HALVED = {"kind": "dynamic", "init": 2.0**24, "window": 20}
+FREEZING = {"grad_freeze": {"param_groups": 2}}  # as many as the network can be cut into, so that O1 is not O0
 
 
 def task_that(at, act, name="mine"):
@@ -151,10 +152,10 @@ STATES: dict[str, str] = {
     "tune-over": "StudyPanel('screen_studies/done', SHARED())",
     "tune-failed": "started(StudyPanel(task_that(20, fail, 'bad'), SHARED(), studies='broken', objective='speed'))",
     "compare-empty": "ComparePanel(task, SHARED())",
-    "compare-running": "held(lambda t: ComparePanel(t, SHARED(), steps=40, seeds=3), 200)",
-    "compare-stopped": "held(lambda t: ComparePanel(t, SHARED(), steps=40, seeds=3), 200, stop=True)",
-    "compare-done": "started(ComparePanel(task, SHARED(), steps=60, seeds=3))",
-    "compare-failed": "started(ComparePanel(task_that(20, fail), SHARED(), steps=40, seeds=3))",
+    "compare-running": "held(lambda t: ComparePanel(t, SHARED(**FREEZING), steps=40, seeds=3), 200)",
+    "compare-stopped": "held(lambda t: ComparePanel(t, SHARED(**FREEZING), steps=40, seeds=3), 200, stop=True)",
+    "compare-done": "started(ComparePanel(task, SHARED(**FREEZING), steps=60, seeds=3))",
+    "compare-failed": "started(ComparePanel(task_that(20, fail), SHARED(**FREEZING), steps=40, seeds=3))",
     "workbench-loss_scale": _BENCH,
     "export-empty": "ExportPanel(None, SHARED())",
     "export-done": "panel = ExportPanel('screen_studies/done', SHARED(), folder='saved')\n_ = panel.save()\npanel",
