@@ -115,6 +115,7 @@ def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict_in_names_that_f
     assert confirmed.error_x.arrayminus == pytest.approx([0.1])
     assert confirmed.error_y.arrayminus == pytest.approx([2.0])
     assert confirmed.error_y.array == pytest.approx([0.0])
+    assert [place.split()[1] for place in confirmed.textposition] == ["left"], "a bar goes through the middle"
     marked = [t for t in figure.data if t.mode != "lines"]
     assert len({t.marker.symbol for t in marked}) == len(marked)
 

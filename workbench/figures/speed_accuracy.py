@@ -261,8 +261,8 @@ def _add_candidates(drawing: Drawing, numbers: SpeedAccuracyNumbers, exported: S
             mark,
             "%{customdata[1]}",
             text=[_label(c, exported) for c in records],
-            # One trial may be exported for both, at nearly the same point: two labels there.
-            textposition=["bottom center" if c.target == "o2" else "top center" for c in records],
+            # One trial may be exported for both, at nearly the same point: two labels there, off the bars.
+            textposition=["bottom left" if c.target == "o2" else "top left" for c in records],
             cliponaxis=False,
             error_x=interval(speeds, slowest, fastest, mark.colour, thickness=1.6),
             error_y=interval(metrics, lowest, highest, mark.colour, thickness=1.6),
