@@ -8,6 +8,7 @@ import pytest
 
 from workbench.figures import empty_figure
 from workbench.figures.drawing import Drawing
+from workbench.figures.labels import grouped
 from workbench.figures.live import LiveFigure
 from workbench.figures.theme import FIGURE_CONFIG, Theme, template_json, translucent
 
@@ -55,3 +56,9 @@ def test_the_shared_template_stays_as_it_is_whoever_takes_it() -> None:
     live.close()
     assert json.loads(live.widget.figure)["layout"]["template"] == json.loads(before)
     assert json.dumps(template_json("dark"), sort_keys=True) == before
+
+
+def test_thousands_on_axes_and_in_hover_text_stand_apart_as_in_titles() -> None:
+    decimal, thousands = template_json()["layout"]["separators"]
+    assert f"12{thousands}000" == grouped(12_000)
+    assert decimal == "."
