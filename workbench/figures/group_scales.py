@@ -74,7 +74,7 @@ def group_scales_drawing(
     for index, group in enumerate(groups):
         name, scale = plain(group.name), np.exp2(group.line.y)
         stroke = Stroke(COLORWAY[index % len(COLORWAY)], dash=DASHES[index % len(DASHES)], shape="hv")
-        hover = f"At step %{{x:,}} the loss scale of {name} was %{{customdata:,.6g}}."
+        hover = f"At step %{{x:,}} the loss scale of {name} was %{{customdata:,.6~g}}."
         drawing.line(group.line, stroke, hover, name=name, customdata=scale)
     growth = "After step %{customdata[0]:,} the scale of %{customdata[1]} grew."
     for index, group in enumerate(groups):

@@ -106,7 +106,7 @@ def loss_scale_drawing(
     if numbers.line.x.size == 0:
         return Drawing.empty(_QUESTION, "No step has been recorded with a loss scale yet.", theme=theme)
     drawing = Drawing(_answer(numbers), _costs(numbers), theme=theme, height=height)
-    hover, stroke = "At step %{x:,} the loss scale was %{customdata:,.6g}.", Stroke(BLUE, shape="hv")
+    hover, stroke = "At step %{x:,} the loss scale was %{customdata:,.6~g}.", Stroke(BLUE, shape="hv")
     scale = np.exp2(numbers.line.y)
     drawing.line(numbers.line, stroke, hover, name="recorded scale", customdata=scale)
     step = frames.column(frames.steps_frame(steps), "step")
@@ -152,7 +152,7 @@ def _add_policy(drawing: Drawing, name: str, scale: Floats, step: Floats, index:
         )
     line = thin_stairs(step, frames.log2_known(scale), MAXIMUM_POINTS)
     stroke = Stroke(COLORWAY[3:][index % 4], 1.8, DASHES[1:5][index % 4], "hv")
-    hover = f"Under {plain(name)} the scale would have been %{{customdata:,.6g}} at step %{{x:,}}."
+    hover = f"Under {plain(name)} the scale would have been %{{customdata:,.6~g}} at step %{{x:,}}."
     drawing.line(line, stroke, hover, name=f"replayed: {plain(name)}", customdata=np.exp2(line.y))
 
 
@@ -169,9 +169,9 @@ def _add_marks(drawing: Drawing, numbers: LossScaleNumbers) -> None:
         at = steps if name == "collapse" else steps + 1
         words = [name] * steps.size if name in {"floor", "collapse"} and steps.size <= 5 else None
         carried = np.stack([steps, np.exp2(heights)], axis=1)
-        said = hover.format(step="%{customdata[0]:,}", scale="%{customdata[1]:,.6g}")
+        said = hover.format(step="%{customdata[0]:,}", scale="%{customdata[1]:,.6~g}")
         drawing.marks((at, heights), mark, said, text=words, textposition="top center", name=name, customdata=carried)
     where = [f" in {_brief(subject)}" if subject else "" for subject in numbers.overflow_subjects]
     used = list(zip(np.exp2(numbers.overflow.y).tolist(), where, strict=True))
-    hover = "Step %{x:,} overflowed%{customdata[1]} at scale %{customdata[0]:,.6g}."
+    hover = "Step %{x:,} overflowed%{customdata[1]} at scale %{customdata[0]:,.6~g}."
     drawing.marks(numbers.overflow, OVERFLOW, hover, name="overflow", customdata=used)
