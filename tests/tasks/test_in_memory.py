@@ -144,7 +144,7 @@ def test_from_a_model_in_memory_to_the_answer(
         TRAIN,
         HELD_OUT,
         loss=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         epochs=8,
         minutes=10,
         trials=2,
