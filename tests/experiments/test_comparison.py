@@ -93,6 +93,20 @@ def test_the_speed_is_that_of_whole_runs_paired_over_seeds(
     assert side.run_speed.ratio == pytest.approx(2.0)
 
 
+def test_what_a_process_does_once_is_in_no_time_that_is_compared(
+    monkeypatch: pytest.MonkeyPatch, measured: list[Any]
+) -> None:
+    seconds = iter([100.0, *[2.0] * 4])
+
+    def timed(task: Any, request: RunRequest, **options: Any) -> RunResult:
+        return dataclasses.replace(training.run_task(task, request, **options), seconds=next(seconds))
+
+    monkeypatch.setattr(comparison, "run_task", timed)
+    speed = compare([BASE, OTHER]).sides[1].run_speed
+    assert speed is not None
+    assert speed.ratio == pytest.approx(1.0)
+
+
 def test_a_metric_that_should_be_small_gets_higher_when_it_is_worse(measured: list[Any]) -> None:
     (sentence,) = compare([BASE, OTHER], metric="loss").sentences()
     assert "loss " in sentence

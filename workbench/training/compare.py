@@ -31,6 +31,7 @@ from workbench.training.run import RunMonitor, RunProgress, RunRequest, RunResul
 from workbench.training.speed import SpeedRatio, measure_speed_ratio
 
 _ERROR = 0.025  # of each end of an interval
+_WARM_UP_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ def compare_configs(
         raise ValueError("a comparison needs at least 1 seed")
     device = device or devices.select_device("auto")
     results: list[list[RunResult]] = [[] for _ in sides]
+    first = RunRequest(sides[0].config, sides[0].level, seeds[0], min(steps, _WARM_UP_STEPS))
+    run_task(task, first, device=device, out=None)  # what a process does once is not the base's time
     for seed in seeds:  # seed by seed, so that an interruption leaves whole pairs behind
         for done, side in zip(results, sides, strict=True):
             request = RunRequest(side.config, side.level, seed, steps, evaluate_every)
