@@ -18,7 +18,6 @@ import typer
 from workbench.cli import command_start
 from workbench.cli.bench_command import bench
 from workbench.cli.command_group import PLAIN, CommandGroup
-from workbench.cli.failures import FAILED as FAILED
 from workbench.cli.failures import INTERRUPTED, Interrupted, report
 from workbench.cli.interrupts import ending_like_ctrl_c
 from workbench.cli.lab_command import lab

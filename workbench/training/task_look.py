@@ -279,7 +279,7 @@ def epoch_batches(task: Task, seed: int = 0) -> int | None:
 
 
 def usual_batches(task: Task) -> int:
-    """Return on how many batches a task is trained where nobody asks for a number: its own, or 300 if it has none."""
+    """Return the number of batches a task is trained on by default: its own, or 300 if it says none."""
     if task.epochs is not None:
         return batches_of_epochs(task, task.epochs, epoch_batches(task))
     return _USUAL_BATCHES if task.steps is None else int(task.steps)

@@ -71,7 +71,7 @@ def nothing_found(trials: Sequence[TrialRecord], allowed_drop: float, metric_nam
             f"{', but reaches the target later' if is_late else ''}"
         )
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
-    if beyond and not unsure:  # these are nearer, and are told with what they lack
+    if beyond and not unsure:  # those are nearer, and `faster_untested` says why they are not exported
         near = min(beyond, key=lambda one: one.metric_deficit)
         words.append(
             f"the nearest beyond it, trial {near.number} ({near.summary}), is {1.0 / near.relative_step_time:.2f} x "
