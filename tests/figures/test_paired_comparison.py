@@ -49,7 +49,7 @@ def test_the_answer_is_the_title() -> None:
 def test_an_interval_that_nothing_bounds_does_not_hide_the_others() -> None:
     once = PairedSide("once", (0.9,), 4.0, 0.0, math.inf)
     figure = paired_comparison_drawing([BASE, FAST, once], metric=ACCURACY).figure()
-    assert list(figure.layout.xaxis.range) == pytest.approx([0.0, 9.4])
+    assert list(figure.layout.xaxis.range) == pytest.approx([0.0, 8.0])
     assert [about for _, about in figure.data[0].customdata] == [" (1.20 to 1.30)", ""]
 
 

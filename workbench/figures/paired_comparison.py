@@ -110,7 +110,9 @@ def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:
         customdata=[[plain(numbers.labels[i]), text] for i, text in zip(known, bounds, strict=True)],
     )
     edge = max(float(np.abs(np.concatenate([low, high]) - 1.0).max()), 0.05)
-    drawing.set(xaxis={"range": [max(1 - 1.2 * edge, 0.0), 1 + 1.2 * edge]})
+    drawing.set(
+        xaxis={"range": [max(1 - 1.2 * edge, 0.0), min(1 + 1.2 * edge, most)]}
+    )  # a longer bar ends at the frame
 
 
 def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric: MetricScale) -> None:
