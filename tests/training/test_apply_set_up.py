@@ -539,3 +539,10 @@ def test_a_state_is_loaded_into_its_own_set_up_only_and_else_nothing_is_changed(
             with pytest.raises(RuntimeError, match=r"needs the same set-up, but .* before, and .* here"):
                 boosted.load_state_dict(theirs.state_dict())
         assert_same(unwrapped(boosted.model), before)
+
+
+@pytest.mark.parametrize("name", [None, "AdamW"], ids=["its own", "named"])
+def test_the_optimizer_of_another_model_is_refused(name: str | None) -> None:
+    config = {} if name is None else {"optimizer": {"name": name}}
+    with pytest.raises(ValueError, match="the optimizer holds none of the model's parameters"):
+        apply(config, nn.Linear(3, 1), SGD(nn.Linear(3, 1).parameters(), lr=0.1))

@@ -95,8 +95,8 @@ def apply(
         ConfigError: When the configuration is not valid.
         TypeError: When the model is not a module, or the optimizer not one that steps on gradients.
         ValueError: When a scheduler is attached to the optimizer though the configuration has a schedule, another
-            number of updates or another optimizer, the optimizer lacks a hyper-parameter that the section sets, or it
-            would have to decay a table with sparse gradients.
+            number of updates or another optimizer, the optimizer holds none of the model's parameters, lacks a
+            hyper-parameter that the section sets, or would have to decay a table with sparse gradients.
         RuntimeError: When the model was boosted before, has lazy layers whose sizes matter here, is a
             DistributedDataParallel that would not notice what is done to it, or a compiled one that hides what group
             scales have to see.
@@ -140,6 +140,12 @@ def apply(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )
     refuse_impossible(inner, precision)
+    own = set(inner.parameters())
+    if own and own.isdisjoint(parameter for group in optimizer.param_groups for parameter in group["params"]):
+        raise ValueError(
+            "the optimizer holds none of the model's parameters, so that nothing would be trained; build it from those "
+            "of this model, which a Task's `optimizer` function is given"
+        )
     named = settings.optimizer is not None and settings.optimizer.name is not None
     needs_shapes = asked_for.needs_shapes or named or precision.level == "O3"  # bfloat16() takes no lazy parameter
     if needs_shapes and any(is_lazy(one) for one in inner.parameters()):
