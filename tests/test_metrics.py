@@ -71,6 +71,12 @@ def test_accuracy_of_one_output_is_cut_where_the_loss_says(loss: nn.Module, shif
     assert measured("acc", loss, outputs, torch.tensor([0, 1, 0, 0]), (3, 1)) == 0.75
 
 
+@pytest.mark.parametrize("targets", [torch.tensor([1.5, 0.2, 1.0]), torch.tensor([-1, 1, 1])], ids=["real", "signs"])
+def test_accuracy_of_one_output_refuses_targets_that_are_no_classes(targets: Tensor) -> None:
+    with pytest.raises(MetricError, match="needs targets 0 and 1 where there is one output per target"):
+        measured("accuracy", nn.MSELoss(), torch.randn(3, 1), targets.unsqueeze(1), (2, 1))
+
+
 @pytest.mark.parametrize("loss", [nn.MSELoss(), lambda model, batch: model(batch[0]).mean()], ids=["mse", "function"])
 def test_all_outputs_say_whether_they_are_probabilities_where_the_loss_does_not(loss: Any) -> None:
     targets = torch.tensor([0, 1, 0, 0])

@@ -177,14 +177,16 @@ class _Accuracy(MetricAccumulator):
         self._one_hot = one_hot
         self._ignored = ignored
         self._threshold = 0.5 if kind == "probabilities" else 0.0
-        self._sums: Tensor | None = None  # correct ones and counted ones
+        self._sums: Tensor | None = None  # correct ones, counted ones, and targets that are no class
 
     def update(self, value: Any, batch: Any) -> None:
         outputs, targets = _outputs_and_targets(value, batch, self._one_hot)
+        foreign = torch.zeros_like(targets, dtype=torch.bool)
         if outputs.ndim > 1 and outputs.shape[1] > 1 and outputs[:, 0].shape == targets.shape:
             predicted = outputs.argmax(dim=1)
         elif _is_one_each(outputs, targets):
             predicted, targets = (outputs > self._threshold).reshape(-1), targets.reshape(-1)
+            foreign = (targets != 0) & (targets != 1)
         elif outputs.ndim > 2 and outputs.shape[:-1] == targets.shape:  # as Hugging Face's models give them
             raise MetricError(
                 f"metric 'accuracy' needs the classes in the second dimension, got outputs {list(outputs.shape)} with "
@@ -194,13 +196,18 @@ class _Accuracy(MetricAccumulator):
         else:
             raise _unfit("accuracy", "[n, classes] with targets [n], or one output per target", outputs, targets)
         counted = targets != self._ignored
-        sums = torch.stack([((predicted == targets) & counted).sum(), counted.sum()])
+        sums = torch.stack([((predicted == targets) & counted).sum(), counted.sum(), (foreign & counted).sum()])
         self._sums = sums if self._sums is None else self._sums + sums
 
     def compute(self) -> float:
         if self._sums is None:
             raise _unseen("accuracy")
-        correct, counted = self._sums.tolist()
+        correct, counted, foreign = self._sums.tolist()
+        if foreign:
+            raise MetricError(
+                f"metric 'accuracy' needs targets 0 and 1 where there is one output per target, got {foreign} others; "
+                "for a regression use metric 'mse'"
+            )
         return float(correct / max(counted, 1))
 
 
@@ -361,7 +368,7 @@ def _is_one_each(outputs: Tensor, targets: Tensor) -> bool:
 
 def _unfit(name: str, needed: str, outputs: Tensor, targets: Tensor, *, gives: bool = True) -> MetricError:
     shapes = f"got {list(outputs.shape)} and {list(targets.shape)}"
-    instead = "; give a torchmetrics object instead" if gives else ""
+    instead = "; give a torchmetrics object, or use metric 'loss'" if gives else ""
     return MetricError(f"metric {name!r} needs outputs {needed}, {shapes}{instead}")
 
 
