@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,21 @@ def test_every_prefix_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothing\.json: there is no such file"):
+    with pytest.raises(ConfigError, match=r"nothing\.json: there is no such file; a study writes"):
         BoostConfig.from_json(tmp_path / "nothing.json")
-    with pytest.raises(ConfigError, match="is a folder, not a file"):
+    with pytest.raises(ConfigError, match=r"is a folder, not a file$"):
         BoostConfig.from_json(tmp_path)
+
+
+def test_a_folder_is_answered_with_the_file_in_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "result" / "boost_config.o1.json"
+    file.parent.mkdir()
+    file.touch()
+    for folder in (tmp_path, file.parent):
+        with pytest.raises(ConfigError, match=f"is a folder, not a file; give {re.escape(str(file))}$"):
+            BoostConfig.from_json(folder)
 
 
 def test_byte_order_mark_is_no_fault(tmp_path: Path) -> None:

@@ -202,9 +202,10 @@ def test_workers_that_stay_evaluate_with_the_same_random_numbers_each_time(is_op
         ({"x": 1}, "single dict"),
         (DataLoader, "the class DataLoader"),
         (3, "re-iterable of batches or a function of a seed, got int"),
+        (NoisyPoints(), "got NoisyPoints; a data set goes into a DataLoader"),
         (no_seed, "without parameters; write `def train"),
     ],
-    ids=["iterator", "tensor", "mapping", "class", "number", "no seed"],
+    ids=["iterator", "tensor", "mapping", "class", "number", "data set", "no seed"],
 )
 def test_a_source_that_cannot_work_is_refused(source: object, words: str) -> None:
     with pytest.raises(TaskError, match=words):

@@ -84,7 +84,7 @@ def test_baseline_sections_and_dotted_keys_mean_the_same() -> None:
         (minimal() + "[warm_start]\nfrom = []\n", "`warm_start.from` must be a path or a list of paths, got []"),
         (minimal() + '[warm_start]\nfrom = ["a", 3]\n', "`warm_start.from` must be a path or a list of paths"),
         (minimal() + '[warm_start]\nfrom = "a"\ntrials = 0\n', "`warm_start.trials` must be at least 1, got 0"),
-        (minimal() + '[warm_start]\nform = "a"\n', "`warm_start.from` is missing"),
+        (minimal() + '[warm_start]\nform = "a"\n', 'unknown key "form" in section "warm_start"; did you mean "from"?'),
         (minimal() + '[sampler]\nname = "tpee"\n', 'did you mean "tpe"?'),
         (minimal() + '[sampler]\nname = "tpe"\nn_startup_trial = 3\n', 'did you mean "n_startup_trials"?'),
         (

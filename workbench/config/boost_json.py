@@ -18,9 +18,11 @@ def read_json(path: Path) -> Any:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
+        raise ConfigError(f"{path}: there is no such file; a study writes its own into STUDY/result") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder, not a file") from None
+        files = sorted([*path.glob("boost_config*.json"), *path.glob("result/boost_config*.json")])
+        hint = f"; give {files[0]}" if files else ""
+        raise ConfigError(f"{path}: is a folder, not a file{hint}") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read ({reason})") from None

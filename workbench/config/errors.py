@@ -27,7 +27,7 @@ def sentence_of(error: ValidationError, root: type[BaseModel], prefix: str = "")
 
     The fields of ``root``, which was validated, give the rules; ``prefix`` names the section where it is one itself.
     """
-    problem = error.errors(include_url=False)[0]
+    problem = first_problem(error)
     kind, location, value = problem["type"], problem["loc"], problem["input"]
     if kind == "value_error":  # our own validators already speak in sentences
         return str(problem["ctx"]["error"])
@@ -48,6 +48,13 @@ def sentence_of(error: ValidationError, root: type[BaseModel], prefix: str = "")
     rule = rule_of(found, kind_matters=not range_broken)
     hint = did_you_mean(value, [str(choice) for choice in _choices(found)]) if isinstance(value, str) else ""
     return f"`{path}` must {rule}, got {shown(value)}{hint}"
+
+
+def first_problem(error: ValidationError) -> Any:
+    """Return the first problem pydantic found, but an unknown key, mostly a typo, before the one it leaves missing."""
+    problems = error.errors(include_url=False)
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    return next(unknown, problems[0]) if problems[0]["type"] == "missing" else problems[0]
 
 
 def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
@@ -186,6 +193,6 @@ def _unknown_key(name: str, where: str, owner: type[BaseModel], root: type[BaseM
     quoted = shown(name)
     label = f'unknown key {quoted} in section "{where}"' if where else f"unknown section {quoted}"
     homes = (section for section, model in sections_of(root).items() if name in model.model_fields)
-    hint = did_you_mean(name, owner.model_fields)
+    hint = did_you_mean(name, [field.alias or own for own, field in owner.model_fields.items()])
     home = None if hint else next(homes, None)
     return label + (f'; it belongs to section "{home}"' if home else hint)

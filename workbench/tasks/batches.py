@@ -114,7 +114,8 @@ def check_source(source: Any, role: str) -> None:
         raise TaskError(f"`{role}` must be an object that yields batches, got the class {source.__name__}")
     if not isinstance(source, Iterable | SeekableBatches) and not callable(source):
         raise TaskError(
-            f"`{role}` must be a re-iterable of batches or a function of a seed, got {type(source).__name__}"
+            f"`{role}` must be a re-iterable of batches or a function of a seed, got {type(source).__name__}; "
+            "a data set goes into a DataLoader"
         )
     if takes_seed(source) and _n_positional(source) < 1:
         raise TaskError(f"`{role}` must be a function of a seed, got one without parameters; write `def {role}(seed)`")

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import PrivateAttr, ValidationError
 
 from workbench.config import BoostConfig, ConfigError, NetworkFacts, Plan, SnapshotConfig
-from workbench.config.errors import did_you_mean, sentence_of, shown
+from workbench.config.errors import did_you_mean, first_problem, sentence_of, shown
 from workbench.config.section import described
 from workbench.core.metric_scale import MetricScale
 from workbench.study.ask.network_limits import may_ask_for, why_off, within_network, without_equal_levels
@@ -338,7 +338,7 @@ def _largest(path: str, file: StudyFile) -> int:
 
 
 def _sentence(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
+    problem = first_problem(error)
     path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"`{path}` is missing"
