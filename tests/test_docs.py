@@ -114,7 +114,9 @@ def _names_of_a_reader(folder: Path) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
     off = {"mode": "manual", "less_bn": False, "grad_freeze": False}
     set_up = {"boost": off, "schedule": {"length": 0.5, "shape": "linear"}, "batch": {"factor": 2.0}}
-    (folder / "boost_config.o1.json").write_text(json.dumps(set_up))
+    for place in (folder, folder / "studies" / "mine" / "result"):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "boost_config.o1.json").write_text(json.dumps(set_up))
     shutil.rmtree(folder / "earlier", ignore_errors=True)
     (folder / "earlier").mkdir()
     recorder = SnapshotRecorder(dict(model.named_parameters()), folder / "earlier", every_steps=1, count=4)
