@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from workbench.config import BoostConfig
 from workbench.runs import read_run
+from workbench.study.store.stored_records import SURPLUS
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 DEATHS_THAT_FAIL = 3
@@ -164,7 +165,7 @@ class Ledger:
             if not one.state.is_finished():
                 found.left += 1
                 found.sentences.append(f"trial {one.number} is left {one.state.name}")
-            elif one.state == TrialState.FAIL and not self._failed_rightly(one, n_trials):
+            elif one.state == TrialState.FAIL and not self._failed_rightly(one):
                 found.failed_wrongly += 1
                 killed = self.killed_workers[one.number]
                 found.sentences.append(
@@ -179,9 +180,8 @@ class Ledger:
                 found.sentences += [f"trial {number}: {sentence}" for sentence in differs]
         return found
 
-    def _failed_rightly(self, trial: FrozenTrial, n_trials: int) -> bool:
-        surplus = "message" not in trial.user_attrs and trial.number >= n_trials  # begun when others ran the last ones
-        return surplus or self.killed_workers[trial.number] >= DEATHS_THAT_FAIL
+    def _failed_rightly(self, trial: FrozenTrial) -> bool:
+        return SURPLUS in trial.user_attrs or self.killed_workers[trial.number] >= DEATHS_THAT_FAIL
 
 
 def differences(trial: FrozenTrial, other: FrozenTrial, directory: Path, reference: Path) -> list[str]:

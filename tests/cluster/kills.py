@@ -117,7 +117,7 @@ class Witness:
         assert {one.state for one in trials} & {TrialState.RUNNING, TrialState.WAITING} == set(), trials
         failed = [one for one in trials if one.state == TrialState.FAIL]
         given_up = [one for one in failed if one.user_attrs.get("worker_deaths", 0) >= 3]
-        surplus = [one for one in failed if "message" not in one.user_attrs]
+        surplus = [one for one in failed if "surplus" in one.user_attrs]
         assert len(failed) == len(given_up) + len(surplus), [one.user_attrs.get("message") for one in failed]
         counted = [one for one in trials if one.state in _FINISHED and "repeats" not in one.user_attrs]
         assert len(counted) == read_study(self.directory).study.n_trials, [

@@ -59,7 +59,11 @@ class Database:
             {"failed_wrongly": 1},
             id="failed",
         ),
-        pytest.param(lambda trials: trials.insert(4, trial(4, 9.0, TrialState.FAIL)), {}, id="failed as one too many"),
+        pytest.param(
+            lambda trials: trials.insert(4, trial(4, 9.0, TrialState.FAIL, surplus=True)),
+            {},
+            id="failed as one too many",
+        ),
         pytest.param(
             lambda trials: trials.__setitem__(2, trial(2, 2.5)), {"lost": 1, "different": 1}, id="drawn otherwise"
         ),

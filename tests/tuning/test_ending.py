@@ -154,3 +154,23 @@ def test_a_grid_ends_the_search_when_every_point_was_tried(tmp_path: Path) -> No
     result = tune(directory, make_experimenter=make_fake)
     assert len(result.trials) == 1 + 3  # O0; no freezing and both of its types
     assert any("every point of the grid has been tried" in message for message in read_result(directory).messages)
+
+
+def test_a_trial_that_is_drawn_when_others_have_begun_the_last_ones_is_not_run_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason, asked = SearchEnd.reason, []
+
+    def late(self: SearchEnd, trials: Any) -> str:
+        """Say once that trials are wanted when they no longer are, as to a process that reads a moment too early."""
+        sentence = reason(self, trials)
+        asked.append(sentence)
+        return "" if asked.count(sentence) == 1 else sentence
+
+    monkeypatch.setattr(SearchEnd, "reason", late)
+    directory = write_study(tmp_path / "s", NO_CONFIRMATION.replace("n_trials = 10", "n_trials = 2"))
+    result = tune(directory, make_experimenter=make_fake)
+    stored = optuna.load_study(study_name=None, storage=f"sqlite:///{directory / 'study.db'}").trials
+    assert [trial.state.name for trial in stored] == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert [trial.state for trial in result.trials] == ["complete", "complete"]
+    assert sum(line.startswith("train ") for line in calls(directory)) == 2

@@ -56,6 +56,8 @@ class ProcessCrew:
         places = range(jobs if jobs > 1 else 0)
         self._processes = [ProcessTrainer((place, *asked), self._wait_until_loaded) for place in places]
         self._loading, self._have_loaded = threading.Lock(), False
+        # It begins and ends them, one after the other: an exception, as Ctrl-C is one, would leave half a process.
+        self._thread = ThreadPoolExecutor(1, "crew", _keep_ctrl_c_out)
         n_alike = len(places)
         if make is None and n_alike:  # a fake needs no torch
             from workbench.core import devices
@@ -65,10 +67,13 @@ class ProcessCrew:
         self.experimenter: Experimenter = self._trainers[0] if self._trainers else here
 
     def __enter__(self) -> Self:
+        if self._processes:
+            self._thread.submit(bool).result()  # it lives now: nobody waits for one that is interrupted in its start
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
+        self._thread.shutdown()
 
     def trainers(self) -> Sequence[Experimenter]:
         """Return those that train side by side as `experimenter` does alone; none where it is the only one."""
@@ -88,24 +93,17 @@ class ProcessCrew:
         with self._loading:
             if self._have_loaded:
                 return
-            # In a thread: the first one begins once torch is loaded, and an exception there would leave half a process.
-            with ThreadPoolExecutor(1) as thread:
-                begun = thread.submit(self._begin)
-                while not begun.done() or any(one.is_loading() for one in self._processes):
-                    end_if_asked(stop)
-                    time.sleep(_POLL_SECONDS)
-                begun.result()
+            begun = [self._thread.submit(one.begin) for one in self._processes]
+            while not all(one.done() for one in begun) or any(one.is_loading() for one in self._processes):
+                end_if_asked(stop)
+                time.sleep(_POLL_SECONDS)
+            for one in begun:
+                one.result()
             self._have_loaded = True
 
-    def _begin(self) -> None:
-        if sys.platform == "linux":  # in this thread, and so in the fork server, which Ctrl-C would end in its imports
-            resource_tracker.ensure_running()  # whose start lets it through again
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        for one in self._processes:
-            one.begin()
-
     def _end(self) -> None:
-        _end([one.process for one in self._processes if one.process is not None])
+        if self._processes:
+            self._thread.submit(lambda: _end([one.process for one in self._processes if one.process])).result()
         self._have_loaded = False
 
 
@@ -194,6 +192,13 @@ class ProcessTrainer:
                     self._connection.send(answers[step])
                 case outcome:
                     return outcome
+
+
+def _keep_ctrl_c_out() -> None:
+    """Keep Ctrl-C from this thread, and so from the fork server that it starts, which would end in its imports."""
+    if sys.platform == "linux":
+        resource_tracker.ensure_running()  # whose start lets it through again
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:

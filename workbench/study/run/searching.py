@@ -34,7 +34,7 @@ from workbench.study.set_up.total_time import StepTimes
 from workbench.study.store import storage
 from workbench.study.store.ended_trials import ENDED, FINISHED
 from workbench.study.store.liveness import StaleTrials, heartbeat
-from workbench.study.store.stored_records import GIVEN, counted_among
+from workbench.study.store.stored_records import GIVEN, SURPLUS, counted_among
 from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
 from workbench.study.store.trial_ids import id_of
 
@@ -214,13 +214,14 @@ class Search:
             self._lost = None
             database.forget(trial_id)
         self.finished_here += state in FINISHED
-        return state != TrialState.FAIL or self._is_surplus(trial.number, self._trials())
+        return state != TrialState.FAIL or SURPLUS in trial.user_attrs
 
     def _outcome(
         self, trial: optuna.Trial, trials: Sequence[FrozenTrial]
     ) -> tuple[TrialState, tuple[float, ...] | None]:
         """Run a trial and return how it ended; one configuration that cannot run must not end the search."""
         if self._is_surplus(trial.number, trials):
+            trial.set_user_attr(SURPLUS, True)
             return TrialState.FAIL, None
         try:
             return TrialState.COMPLETE, self.objective(trial)

@@ -24,8 +24,9 @@ from workbench.study.store.study_storage import seconds_of
 
 RUN_METRICS = "run_metrics"  # attribute of a trial that is trained on several seeds: the final metric on each
 GIVEN = "given"  # attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
-_UNCOUNTED = frozenset({"repeats", "skipped"})
-"""User attributes of trials that do not count: an equal plan again, or one too slow to be trained."""
+SURPLUS = "surplus"  # attribute of a trial that was not run, since other processes had begun the last ones with it
+_UNCOUNTED = frozenset({"repeats", "skipped", SURPLUS})
+"""User attributes of trials that do not count: an equal plan again, one too slow to be trained, or one too many."""
 
 
 def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -36,7 +37,7 @@ def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def is_its_own(trial: FrozenTrial) -> bool:
-    """Return whether a trial has its own record: it neither repeats an equal plan nor was too slow to be trained."""
+    """Return whether a trial has its own record: not a repeat of an equal plan, one too slow or one too many."""
     return _UNCOUNTED.isdisjoint(trial.user_attrs)
 
 
