@@ -18,8 +18,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, Re
 
 from workbench.config import NetworkFacts
 from workbench.core import devices
+from workbench.study.ask.set_up_question import SetUpQuestion, ask
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
-from workbench.study.ask.task_study import SetUpQuestion, ask, begin_study, folder_of, threads_and_places
+from workbench.study.ask.task_study import begin_study, folder_of, threads_and_places
 from workbench.study.errors import StudyError
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
@@ -316,6 +317,39 @@ def test_a_long_training_is_asked_about_at_a_horizon_that_is_said() -> None:
     assert sentence in file.set_up.left_out
     assert file.set_up.shortened == sentence
     assert file.set_up.todays_steps == 10_000
+
+
+def test_of_a_training_too_long_for_the_time_faster_steps_are_searched() -> None:
+    question = asked(replace(LOOK, gains_from_memory=True), steps=100_000, minutes=2.0)
+    file = parse_study(question.text)
+    assert (file.study.objective, file.study.budget_steps, file.set_up.todays_steps) == ("speed", 240, 100_000)
+    assert file.space == {
+        "amp.level": ["O0", "O2"],
+        "runtime.data": ["as_given", "resident"],
+        "runtime.memory_format": ["contiguous", "channels_last"],
+    }
+    assert (file.study.n_trials, file.sampler.name) == (8, "brute_force")
+    plan = file.base_config().with_values({"amp.level": "O2"}).resolve("O1")
+    assert (plan.less_bn, plan.grad_freeze) == (False, False)
+    assert file.allowed_drops("accuracy") == {"o1": 0.005}
+    assert file.allowed_drops("mse", 3.0) == {"o1": pytest.approx(0.03)}
+    sentence = said(question, "The study trains 240 of 100000 batches and searches only what makes a step faster")
+    assert file.set_up.shortened == sentence
+    needed = float(sentence.split("--minutes ")[1].split()[0])
+    assert parse_study(asked(steps=100_000, minutes=needed).text).study.objective == "time_to_quality"
+    assert "too short a time for it" in said(question, "torch.compile is left out")
+    longer = parse_study(asked(steps=1_000_000, minutes=5.0).text)
+    assert longer.space["runtime.compile"] == ["off", "default"]
+
+
+def test_a_search_for_faster_steps_is_gone_on_with_and_says_what_it_is(here: Path) -> None:
+    task, notes = regression(name="long", steps=10_000), list[str]()
+    folder = begin_study(task, minutes=60.0, device="cpu")
+    text = asked(steps=10_000, minutes=2.0).text.replace("mine.py:task", "long")
+    (folder / "study.toml").write_text(text, encoding="utf-8")
+    begin_study(task, device="cpu", on_note=notes.append)
+    assert notes[1:] == [parse_study(text).set_up.shortened]
+    assert "searches only what makes a step faster" in notes[1]
 
 
 def test_several_runs_at_a_time_confirm_on_more_seeds() -> None:

@@ -35,13 +35,19 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
         f"ends with {metric.name} {metric.value_text(trained.metric)}, and without learning it has "
         f"{metric.value_text(trained.untrained)}"
     )
+    budget, today = file.study.budget_steps, file.set_up.todays_steps
+    if file.study.objective != "time_to_quality" and today is not None:
+        return (
+            f"In its first {budget} of {today} batches the task as given hardly learns: it {ends}. So early nothing "
+            "shows whether a whole training keeps its quality."
+        )
     if gain > luck:
         return (
             f"The task as given learns less than may be lost: it {ends}; {metric.difference_text(drop)} may be lost. "
             "No training at all would do; allow a smaller drop (`--allowed-drop`, or in study.toml)."
         )
     return (
-        f"The task as given learns nothing in {file.study.budget_steps} batches: it {ends}. A faster way to that "
+        f"The task as given learns nothing in {budget} batches: it {ends}. A faster way to that "
         "quality means nothing; train it longer, or see why it does not learn."
     )
 

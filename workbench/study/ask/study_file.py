@@ -172,7 +172,7 @@ class StudyFile(Part):
         """Return the allowed drop of each export, in the metric's unit; a share of an unknown value of O0 is NaN."""
         given = {"o1": self.allowed_drop.o1, "o2": self.allowed_drop.o2}
         usual = ACCURACY_DROPS if MetricScale(metric).is_share else {}
-        if self.study.objective == "time_to_quality":
+        if self.study.objective == "time_to_quality" or self.set_up.todays_steps is not None:  # asked of a task alone
             given = {target: drop for target, drop in given.items() if drop is not None}
             given = given or {"o1": usual.get("o1", _USUAL_SHARE)}
         drops: dict[str, float] = {}
