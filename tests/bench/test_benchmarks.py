@@ -49,7 +49,7 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("workbench ")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_live_panel_trains_with_the_display_at_work_and_at_rest() -> None:
     # Of 300 steps, since the display looks five times a second and a step may take a millisecond only.
     turns, display, beside = live_panel.measure(request(1), task="digits-lenet", turn=300, pairs=2)
@@ -92,7 +92,7 @@ def test_panel_handlers_go_through_every_tab_idle_and_while_training() -> None:
     assert our_threads() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_commands_are_timed_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "interleaved", functools.partial(interleaved, warm_up=0))
     found = commands.measure(Request(1), trials=4)
