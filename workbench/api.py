@@ -380,4 +380,4 @@ def _with_scripts(result: StudyResult, written: Sequence[str] = ()) -> StudyResu
     from workbench.study.answer.worth import measured_exports
 
     known = measured_exports(result)
-    return with_scripts(result, known.steps, known.seed, known.worth, measured_at=known.measured_at, written=written)
+    return with_scripts(result, known.steps, known.seed, known.worth, written=written)

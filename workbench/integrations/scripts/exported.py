@@ -22,21 +22,18 @@ def with_scripts(
     seed: int,
     worth: Mapping[str, Mapping[str, str]],
     *,
-    measured_at: int,
     written: Sequence[str],
 ) -> StudyResult:
     """Return a study's answer with its exports in the words of every framework; of some, files are written, too.
 
     A script is written into the folder of its configuration. Where the task cannot be loaded, its place in the script
     is left for the user to fill in. ``steps`` are the loader batches that the task is trained for today; ``worth`` maps
-    an export and a config path to what that part was measured to be worth, in runs of ``measured_at`` batches.
+    an export and a config path to what that part was measured to be worth.
     """
     task, scripts = _task_of(result), []
     for target, path in result.exported.items():
         config = BoostConfig.from_json(path)
         headline = result.headlines.get(target) or (result.choices[target].sentence if target in result.choices else "")
-        if measured_at != steps:
-            headline += f" That was measured in runs of {measured_at} of today's {steps} batches."
         layers = _float32_layers(result, config)
         set_up = SetUp(config, target, steps, headline, worth.get(target, {}), task, layers, seed)
         for name in FRAMEWORKS:

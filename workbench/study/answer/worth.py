@@ -18,7 +18,6 @@ class MeasuredExports:
     """What a study knows of its exports."""
 
     steps: int  # loader batches that the task is trained for today
-    measured_at: int  # loader batches of the study's runs: as many, or fewer
     seed: int
     worth: Mapping[str, Mapping[str, str]]  # export -> config path -> what its part was measured to be worth
 
@@ -33,8 +32,7 @@ def measured_exports(result: StudyResult) -> MeasuredExports:
         worth[target] = {
             path: said for part in parts_of(plan, plain) if (said := _worth(part.name, bars)) for path in part.paths
         }
-    measured_at = file.study.budget_steps
-    return MeasuredExports(file.set_up.todays_steps or measured_at, measured_at, file.study.seed, worth)
+    return MeasuredExports(file.set_up.todays_steps or file.study.budget_steps, file.study.seed, worth)
 
 
 def _worth(name: str, bars: tuple[GainPart, ...]) -> str:
