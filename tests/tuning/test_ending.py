@@ -10,9 +10,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from tests.kit.fake_runner import STUDY, calls, make_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, write_study
 from workbench.study import parse_study, read_result, tune
 from workbench.study.run.ending import SearchEnd, device_hours, trials_without_gain
+from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
 
 NO_CONFIRMATION = STUDY.replace("[confirm]", "[confirm]\nenabled = false")
 
@@ -154,6 +155,27 @@ def test_a_grid_ends_the_search_when_every_point_was_tried(tmp_path: Path) -> No
     result = tune(directory, make_experimenter=make_fake)
     assert len(result.trials) == 1 + 3  # O0; no freezing and both of its types
     assert any("every point of the grid has been tried" in message for message in read_result(directory).messages)
+
+
+class Impatient(FakeRunner):
+    """Is interrupted in the last of four trainings."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob) and sum(line.startswith("train ") for line in calls(self.directory)) == 3:
+            self.log("train but little")
+            raise KeyboardInterrupt
+        return super().run(job, monitor)
+
+
+def test_the_last_point_of_a_grid_that_was_interrupted_is_tried_by_the_next_command(tmp_path: Path) -> None:
+    text = NO_CONFIRMATION.replace('"grad_freeze.freeze_p" = { low = 0.3, high = 0.9 }', '"level" = ["O1"]')
+    text = text.replace('level = ["O0", "O1", "O2"]\n', "").replace('"boost.less_bn" = [false, true]\n', "")
+    directory = write_study(tmp_path / "s", text + '\n[sampler]\nname = "grid"\n')
+    with pytest.raises(KeyboardInterrupt):
+        tune(directory, make_experimenter=lambda _, folder: Impatient(folder))
+    result = tune(directory, make_experimenter=make_fake)
+    assert [trial.state for trial in result.trials if trial.state not in {"complete", "pruned"}] == []
+    assert any("every point of the grid has been tried" in message for message in result.messages)
 
 
 def test_a_trial_that_is_drawn_when_others_have_begun_the_last_ones_is_not_run_and_not_shown(

@@ -64,12 +64,12 @@ def test_a_baseline_no_better_than_without_learning_is_said_once_it_is_known(
     assert read_result(directory).doubt == result.doubt
 
 
-def test_in_the_first_batches_of_a_long_training_little_is_learned_and_that_is_no_fault(tmp_path: Path) -> None:
+def test_in_a_small_part_of_a_long_training_little_is_learned_and_that_is_no_fault(tmp_path: Path) -> None:
     early = SHORT.replace('"time_to_target"', '"speed"') + "\n[set_up]\ntodays_steps = 50000\n"
     result = tune(write_study(tmp_path / "s", early), trials=2, make_experimenter=beginning_at(0.899))
-    assert result.doubt.startswith("In its first 100 of 50000 batches the task as given hardly learns: it ends with")
+    assert result.doubt.startswith("In 100 of today's 50000 batches the task as given hardly learns: it ends with")
     assert len(result.trials) == 2
-    assert "All this in the first 100 of today's 50000 batches." in result.candidates[0].sentence
+    assert "All this in runs of 100 of today's 50000 batches." in result.candidates[0].sentence
 
 
 class HardlyLearning(SurfaceRunner):

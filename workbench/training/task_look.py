@@ -41,6 +41,7 @@ from workbench.training.setup import Prepared, first_batch, prepare
 _TIMED_STEPS = 4
 _CLEARLY_LONGER = 1.25  # of a step, where fewer threads are no longer enough
 _MERGED = 4  # batches that a search puts together at most
+_MOST_UPDATES = 100_000  # of a schedule that is looked at
 _EARLY = 0.2  # share of a run in which no schedule that was meant for it has ended
 _FALLEN = 0.01  # share of the highest rate below which little is learned
 _ABOUT = 0.1  # how far from 1 a schedule's highest factor on the optimizer's rate may be
@@ -236,7 +237,11 @@ def _least_seconds(loop: Iterator[Any], device: torch.device) -> float:
 
 
 def _course(task: Task, optimizer: Optimizer, steps: int) -> Sequence[tuple[float, ...]]:
-    """Return the factors of the task's schedule on the optimizer's rates; empty where there is none."""
+    """Return the factors of the task's schedule on the optimizer's rates; empty where there is none.
+
+    Of a long training that of a shorter one stands for it: a million steps of a scheduler take a minute.
+    """
+    steps = min(steps, _MOST_UPDATES)
     with contextlib.suppress(ValueError):  # of a scheduler that is stepped past its end, as the first run will tell
         return (recorded(task.new_scheduler, optimizer, steps) if has_rate(optimizer) else None) or ()
     return ()

@@ -265,7 +265,7 @@ class Confirmation(ConfirmationRounds):
         if needs_warm_up(contender.plan):
             sentence = f"After a warm-up of {self.file.warm_up_steps} batches of O0. {sentence}"
         if (today := self.file.set_up.todays_steps) is not None and not self.runs.are_timed:  # a headline says it
-            sentence += f" All this in the first {self.runs.steps} of today's {today} batches."
+            sentence += f" All this in runs of {self.runs.steps} of today's {today} batches."
         sentence += self._about_compiling(contender)
         bounds, ratio = judged.quality.bounds, judged.time
         pairs = [pair for test in self._tests(contender) for pair in self.runs.metrics(contender.key, test)]

@@ -38,7 +38,7 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
     budget, today = file.study.budget_steps, file.set_up.todays_steps
     if file.study.objective != "time_to_quality" and today is not None:
         return (
-            f"In its first {budget} of {today} batches the task as given hardly learns: it {ends}. So early nothing "
+            f"In {budget} of today's {today} batches the task as given hardly learns: it {ends}. Nothing so short "
             "shows whether a whole training keeps its quality."
         )
     if gain > luck:

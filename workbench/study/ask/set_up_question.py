@@ -99,9 +99,10 @@ def ask(
         "speed": {"rounds": 4, "steps_per_block": 3},
         "confirm": {**_seeds(run_seconds, places * minutes), "candidates": _CANDIDATES, "time_share": _CONFIRM_SHARE},
     }
-    asks = f"Which set-up trains {spec} fastest to the quality that {horizon} batches reach today?"
-    if is_long:
-        asks = f"What makes the steps of {spec} faster, at the quality that its first {horizon} batches reach today?"
+    how = f"Which set-up trains {spec} fastest"
+    asks = (
+        f"{f'What makes steps of {spec} faster' if is_long else how} to the quality that {horizon} batches reach today?"
+    )
     return SetUpQuestion(text_of([asks], sections), left_out, horizon, run_seconds)
 
 
@@ -155,7 +156,7 @@ def _for_steps(look: TaskLook, steps: int, horizon: int, minutes: float, left_ou
     runtime = _runtime(look, too_short, left_out)
     runtime.pop("runtime.threads", None)  # the study has the number that is quickest
     if not runtime or minutes < _FEWEST_MINUTES:
-        raise _too_short(look, steps, minutes)
+        raise _too_short(look, steps, minutes, has_runtime=bool(runtime))
     space = {path: list(dict.fromkeys([describe_parameters()[path].default, *runtime[path]])) for path in runtime}
     n_plans = math.prod(map(len, space.values()))
     return {
@@ -182,17 +183,19 @@ def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
     """Return how many batches a run of the study has: as many as today, or the most that leave time for the others."""
     most = int((60.0 * minutes / _RUNS_WANTED - look.evaluation_seconds) / look.step_seconds)
     if most < min(math.ceil(steps / _SHORTEST_HORIZON), _FEWEST_STEPS):
-        raise _too_short(look, steps, minutes)
+        raise _too_short(look, steps, minutes, has_runtime=True)
     return min(steps, most)
 
 
-def _too_short(look: TaskLook, steps: int, minutes: float) -> StudyError:
+def _too_short(look: TaskLook, steps: int, minutes: float, *, has_runtime: bool) -> StudyError:
     needed = _minutes_for(look, math.ceil(steps / _SHORTEST_HORIZON))
+    few = _minutes_for(look, _FEWEST_STEPS)
+    alone = f"; faster steps alone may be found in {_minutes(few)}" if has_runtime and minutes < few < needed else ""
     why = (too_many_threads(look.threads) or other_work_now().sentence()) if look.device == "cpu" else ""
     return StudyError(
         f"{format_duration(60.0 * minutes)} is too short a time to search a training of {steps} batches of "
         f"{1e3 * look.step_seconds:.3g} ms each, with an evaluation of {format_duration(look.evaluation_seconds)}; "
-        f"give it at least {_minutes(needed)} (--minutes {needed}){why and '. '}{why}"
+        f"give it at least {_minutes(needed)} (--minutes {needed}){alone}{why and '. '}{why}"
     )
 
 

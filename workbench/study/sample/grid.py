@@ -43,14 +43,18 @@ class GridSampler(WholeSpaceSampler):
         place = sum("fixed_params" not in one.system_attrs for one in earlier)  # those were enqueued with their values
         order = self._order
         if place >= len(order):
-            order, place = self.missing(study, trial.number), place - len(order)
+            order, place = self._missing(study, trial.number), place - len(order)
         if not order:
             return {}
         index = order[place % len(order)]
         keep_sampler_state(study, trial, {"grid_point": index})
         return self._points[index]
 
-    def missing(self, study: optuna.Study, besides: int = -1) -> list[int]:
+    def is_exhausted(self, study: optuna.Study) -> bool:
+        """Return whether every point has been taken, and no trial waits to be run again."""
+        return not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)) and not self._missing(study)
+
+    def _missing(self, study: optuna.Study, besides: int = -1) -> list[int]:
         """Return the points that no trial, or only a given one, has taken, in the order in which they would be."""
         trials = (one for one in study.get_trials(deepcopy=False) if one.number != besides)
         taken = {sampler_state(one).get("grid_point") for one in trials if one.state != TrialState.FAIL}

@@ -75,9 +75,7 @@ def make_sampler(
         return PerTrialSampler(lambda own: _of_one_trial(name, options, space, own, seed, n_trials), seed)
     points = grid_points(space, options.get("points"))
     grid = GridSampler(space, points, seed=seed, study_seed=seed)
-    return PerTrialSampler(
-        lambda own: GridSampler(space, points, seed=own, study_seed=seed), seed, lambda study: not grid.missing(study)
-    )
+    return PerTrialSampler(lambda own: GridSampler(space, points, seed=own, study_seed=seed), seed, grid.is_exhausted)
 
 
 def check_sampler(
