@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit import set_up_search
 from tests.kit.fake_runner import STUDY, FakeRunner, calls, write_study
+from tests.kit.surface_runner import SurfaceRunner
 from workbench.study import StudyError, join_study, read_result, tune
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
@@ -65,6 +67,12 @@ def test_workers_join_and_finish_a_study_that_nobody_began(tmp_path: Path) -> No
     assert read_result(directory).trials[0].level == "O0"
     begun = [line for line in calls(directory) if line.startswith("train ")]
     assert len(begun) == len(set(begun)) == 5
+
+
+def test_a_worker_begins_a_search_for_the_fastest_set_up(tmp_path: Path) -> None:
+    folder = set_up_search.write(tmp_path / "s", **set_up_search.SEARCH_ALONE, n_trials=6)
+    assert join_study(folder, make_experimenter=lambda _file, _folder: SurfaceRunner(folder)).complete
+    assert len(read_result(folder).trials) >= 6
 
 
 @pytest.mark.parametrize("options", [{"trials": 0}, {"timeout": 0.0}, {"grace_seconds": -1.0}])

@@ -21,7 +21,7 @@ from workbench.study.run.runner import StoppableExperimenter
 from workbench.study.run.searching import Search
 from workbench.study.store import storage as kept
 from workbench.study.store.ended_trials import FINISHED
-from workbench.study.store.stored_records import counted_among
+from workbench.study.store.stored_records import counted_among, keep_question
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,12 @@ def join_study(
     with kept.quiet_optuna():
         expert = experimenter_for(file, directory, make_experimenter)
         experimenter = StoppableExperimenter(expert, stop, deadline)
-        allowed = file.allowed_drops(expert.metric_name)
+        file.allowed_drops(expert.metric_name)  # a study that cannot run is not begun
         database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds)
         study = kept.open_study(database, file, expert)
         file = kept.on_its_network(file, study)
-        if "allowed_drops" not in study.user_attrs:
-            study.set_user_attr("allowed_drops", allowed)
-            study.set_user_attr("target", file.allowed_drop.target)
+        if "usual_seeds" not in study.user_attrs:
+            keep_question(study, file)
         n_trials = trials or int(study.user_attrs.get("n_trials", file.study.n_trials))
         # Out of time: O0 waits for the next worker.
         with StatusKeeper(study_dir, study, file, storage) as status, contextlib.suppress(OutOfTimeError):

@@ -26,8 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
-
 from workbench.core.other_work import OtherWork
 from workbench.core.rank_environment import is_first_rank, rank_environment
 from workbench.study.answer.doubts import needs_no_training
@@ -38,7 +36,6 @@ from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import MakeExperimenter, TaskExperimenter, experimenter_for
 from workbench.study.run.joining import check_limits
-from workbench.study.run.objective import baseline_trial, metric_scale_of
 from workbench.study.run.places import about_places, idle_places
 from workbench.study.run.process_trainer import ProcessCrew
 from workbench.study.run.progress import StudyWatch, TuneProgress
@@ -49,7 +46,7 @@ from workbench.study.run.searching import Search
 from workbench.study.run.study_stages import StudyStages
 from workbench.study.store import storage as kept
 from workbench.study.store.liveness import StaleTrials
-from workbench.study.store.stored_records import refuse_other_targets
+from workbench.study.store.stored_records import keep_question
 from workbench.study.store.write_ahead import writing_ahead
 
 _LOADING_SHARE = 0.1  # of the time limit, which processes may take again for what this one has taken to load the task
@@ -137,7 +134,8 @@ def tune(
             file = kept.on_its_network(file, study)
             status = leaving.enter_context(StatusKeeper(study_dir, study, file, storage))
             leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
-            _keep_question(study, file, n_trials)
+            keep_question(study, file)
+            study.set_user_attr("n_trials", n_trials)  # for workers that join
             earlier = sources_in(archived) if new_baseline else []
             enqueue_warm_start(study, file, directory, [*warm_start, *earlier], n_trials)
             StaleTrials(database, study).put_back(alone=database.engine.name == "sqlite")
@@ -183,22 +181,6 @@ def tune(
         if leading is not None:
             leading.end(result)
         return result
-
-
-def _keep_question(study: optuna.Study, file: StudyFile, n_trials: int) -> None:
-    finished = baseline_trial(study)
-    # A drop may be a share of the baseline's value.
-    value = () if finished is None else (finished.user_attrs["trained"]["metric"],)
-    metric, target = metric_scale_of(study.user_attrs), file.allowed_drop.target
-    allowed = file.allowed_drops(metric.name, *value)
-    if finished is not None and getattr(file.allowed_drop, target) is None:
-        # The usual drop stays what it was when the study began: earlier versions knew fewer accuracies by their names.
-        allowed[target] = study.user_attrs.get("allowed_drops", {}).get(target, allowed[target])
-    refuse_other_targets(study, allowed[target])
-    study.set_user_attr("allowed_drops", allowed)
-    study.set_user_attr("target", target)
-    study.set_user_attr("usual_seeds", file.confirm.usual_seeds)
-    study.set_user_attr("n_trials", n_trials)  # for workers that join
 
 
 def _joined(file: StudyFile) -> AbstractContextManager[Any]:

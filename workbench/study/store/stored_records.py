@@ -16,9 +16,10 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
+from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyChangedError
 from workbench.study.run.job import SpeedMeasured, Trained, plain, read_record
-from workbench.study.run.objective import Baseline, metric_deficit, score
+from workbench.study.run.objective import Baseline, baseline_trial, metric_deficit, metric_scale_of, score
 from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.study_storage import seconds_of
 
@@ -46,7 +47,23 @@ def allowed_drop_of(attributes: Mapping[str, Any]) -> float:
     return float(attributes.get("allowed_drops", {}).get(attributes.get("target", "o1"), math.nan))
 
 
-def refuse_other_targets(study: optuna.Study, target: float) -> None:
+def keep_question(study: optuna.Study, file: StudyFile) -> None:
+    """Store what every process needs of the file's drops and seeds, as far as it is known before O0 has finished."""
+    finished = baseline_trial(study)
+    # A drop may be a share of the baseline's value.
+    value = () if finished is None else (finished.user_attrs["trained"]["metric"],)
+    metric, target = metric_scale_of(study.user_attrs), file.allowed_drop.target
+    allowed = file.allowed_drops(metric.name, *value)
+    if finished is not None and getattr(file.allowed_drop, target) is None:
+        # The usual drop stays what it was when the study began: earlier versions knew fewer accuracies by their names.
+        allowed[target] = study.user_attrs.get("allowed_drops", {}).get(target, allowed[target])
+    _refuse_other_targets(study, allowed[target])
+    study.set_user_attr("allowed_drops", allowed)
+    study.set_user_attr("target", target)
+    study.set_user_attr("usual_seeds", file.confirm.usual_seeds)
+
+
+def _refuse_other_targets(study: optuna.Study, target: float) -> None:
     """Refuse to go on where finished trials were scored at another drop than the target's.
 
     Version 0.6 scored O2's trials at their own drop; a sampler that compares the two would be misled.
