@@ -104,6 +104,10 @@ def test_a_search_for_the_fastest_set_up_ends_where_no_training_is_needed(
     if told:
         exported = read_config(result.exported["o1"])
         assert exported.resolve("O1").summary() == exported.resolve("O0").summary()
+        text = (folder / "study.toml").read_text()
+        (folder / "study.toml").write_text(text.replace("o1 = ", "o2 = "))
+        assert read_result(folder).doubt == state.doubt, "by the drop that the study was begun with"
+        (folder / "study.toml").write_text(text)
         worker = join_study(folder, make_experimenter=lambda _file, _folder: HardlyLearning(folder, gain))
         assert (worker.finished_here, worker.complete) == (0, True)
 

@@ -9,6 +9,7 @@ import optuna
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Trained
 from workbench.study.run.objective import baseline_trial, finished_baseline, metric_deficit, metric_scale_of
+from workbench.study.store.stored_records import allowed_drop_of
 
 _DEVIATIONS = 2.0  # of a run: the untrained network is evaluated for one seed only
 # Standard deviations of O0 to the allowed drop: twenty pairs then confirm what is better by more than the drop.
@@ -27,7 +28,7 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
     trained, attributes = Trained.from_json(trial.user_attrs["trained"]), study.user_attrs
     metric = metric_scale_of(attributes)
     gain = metric_deficit(trained.metric, trained.untrained, higher_is_better=metric.higher_is_better)
-    drop = float(attributes["allowed_drops"][file.allowed_drop.target])
+    drop = allowed_drop_of(attributes)
     luck = _DEVIATIONS * float(trial.user_attrs.get("spread", 0.0))
     if not math.isfinite(gain) or gain > max(drop, luck):
         return ""
@@ -57,13 +58,13 @@ def needs_no_training(study: optuna.Study, file: StudyFile) -> bool:
     return file.study.objective == "time_to_quality" and bool(learns_nothing(study, file))
 
 
-def tight_drop(study: optuna.Study, file: StudyFile) -> str:
+def tight_drop(study: optuna.Study) -> str:
     """Say so where no drop is allowed, or one small beside what seeds differ by: next to nothing can be confirmed then.
 
     The default is small for a metric near 0, of which it is a share.
     """
     spread = float(finished_baseline(study).user_attrs.get("spread", 0.0))
-    drop = float(study.user_attrs["allowed_drops"][file.allowed_drop.target])
+    drop = allowed_drop_of(study.user_attrs)
     metric = metric_scale_of(study.user_attrs)
     if drop == 0.0:  # what ends as the task as given does is as likely worse as better, if seeds differ or not
         why = f"No drop of the {metric.name} is allowed"
