@@ -225,6 +225,16 @@ def test_an_edited_study_is_refused_and_says_what_changed(finished: Path) -> Non
     assert len(result.trials) == 4
 
 
+def test_a_study_is_read_after_its_file_was_edited_except_for_another_objective(finished: Path) -> None:
+    before = read_result(finished).trials
+    write_study(finished, SHORT.replace("high = 0.9", "high = 0.8"))
+    assert read_result(finished).trials == before
+    write_study(finished, SHORT.replace("time_to_target", "time_to_quality"))
+    for read in (read_result, export_study):
+        with pytest.raises(StudyChangedError, match="begun with the objective 'time_to_target'"):
+            read(finished)
+
+
 def test_more_trials_are_asked_for_by_an_option_or_by_an_edit(finished: Path) -> None:
     assert len(tune(finished, trials=5, make_experimenter=make_fake).trials) == 5
     write_study(finished, SHORT.replace("n_trials = 4", "n_trials = 6"))

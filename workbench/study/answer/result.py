@@ -26,7 +26,7 @@ from workbench.study.answer.selection import select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
-from workbench.study.errors import StudyError
+from workbench.study.errors import StudyChangedError, StudyError
 from workbench.study.run.objective import baseline_trial, metric_scale_of
 from workbench.study.run.warm_up import WarmUpError, find_warm_up
 from workbench.study.set_up.attribution import attribution_of, told_apart
@@ -42,11 +42,20 @@ _COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
 
 
 def open_begun(study_dir: str | Path, storage: str | None) -> tuple[optuna.Study, StudyFile, Path]:
-    """Open a study that has been started, with its file and folder."""
+    """Open a study that has been started, with its file and folder.
+
+    Its file may have been edited since: what it has found is still read, unless another objective is asked about.
+    """
     file, directory = read_study(study_dir), study_folder(study_dir)
     if storage is None and not (directory / "study.db").exists():
         raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
     study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
+    objective = study.user_attrs.get("study_file", {}).get("study", {}).get("objective", file.study.objective)
+    if objective != file.study.objective:
+        raise StudyChangedError(
+            f"{directory}: the study was begun with the objective {objective!r}, and study.toml names "
+            f"{file.study.objective!r} by now; put it back, or start over with --fresh"
+        )
     return study, kept.on_its_network(file, study), directory
 
 
