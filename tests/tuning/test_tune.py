@@ -214,6 +214,14 @@ def test_a_folder_that_was_moved_and_renamed_goes_on(finished: Path, tmp_path: P
     assert len(optuna.get_all_study_names(default_storage(there))) == 1
 
 
+@pytest.mark.parametrize("name", ["why?", "{a}", "50%25", "a#b &c=ü"])
+def test_a_study_may_lie_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
+    directory = write_study(tmp_path / name / "s", SHORT)
+    assert len(tune(directory, trials=1, make_experimenter=make_fake).trials) == 1
+    assert len(read_result(directory).trials) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name], "nothing is written beside it"
+
+
 def test_an_edited_study_is_refused_and_says_what_changed(finished: Path) -> None:
     write_study(finished, SEARCH.replace("high = 0.9", "high = 0.8") + "# remark\n")
     with pytest.raises(StudyChangedError, match=r"`space\.grad_freeze\.freeze_p\.high` was 0\.9, is 0\.8.*--fresh"):

@@ -26,7 +26,7 @@ from typing import Any
 import optuna
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from workbench.config import NetworkFacts
@@ -59,7 +59,8 @@ _MADE_MEANWHILE = re.compile("already exists|duplicate key|UNIQUE constraint")
 
 def default_storage(directory: Path) -> str:
     """Return the URL of the SQLite file beside the study."""
-    return f"sqlite:///{(directory / _BESIDE_STUDY).resolve()}"
+    # Not by hand: a folder may have a character in its name that means something in a URL, or in Optuna's templates.
+    return URL.create("sqlite", database=str((directory / _BESIDE_STUDY).resolve())).render_as_string()
 
 
 def open_storage(url: str, *, role: str = "driver", grace_seconds: float | None = None) -> StudyStorage:
