@@ -30,6 +30,7 @@ from workbench.core.trial_counts import outcome_of
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import metric_scale_of
 from workbench.study.run.patience import STORAGE_ERRORS
+from workbench.study.store.stored_records import records_of
 from workbench.study.store.study_storage import StudyStorage
 from workbench.study.store.transactions import one_transaction
 from workbench.study.store.trial_ids import id_of, storage_of
@@ -64,14 +65,11 @@ class Notes:
         self._written = -math.inf
         self._noted = set[int]()  # numbers of trials whose notes are there
 
-    @property
-    def are_due(self) -> bool:
-        """Whether it is time to write: at the beginning, and every twenty seconds from then on."""
-        return time.monotonic() - self._written >= _EVERY_SECONDS
-
-    def without_note(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Return those of the study's trials that `write` needs: the first, and those it has not seen."""
-        return [trial for trial in trials if trial.number == 0 or trial.number not in self._noted]
+    def refresh(self, trials: Sequence[FrozenTrial]) -> None:
+        """Write the notes that the study's trials lack, at the beginning and every twenty seconds from then on."""
+        if time.monotonic() - self._written >= _EVERY_SECONDS:
+            needed = [trial for trial in trials if trial.number == 0 or trial.number not in self._noted]
+            self.write(records_of(needed, self._study.user_attrs))
 
     def write(self, trials: Sequence[TrialRecord], answer: Sequence[str] = ()) -> None:
         """Write the notes that are missing; if the database is away, they are written next time.

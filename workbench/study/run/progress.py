@@ -118,8 +118,7 @@ class StudyWatch:
         """Look at the trials that have ended since; ``trials`` are all of the study's, None reads them."""
         if trials is None:
             trials = self._study.get_trials(deepcopy=False)
-        if self._notes.are_due:
-            self._notes.write(records_of(self._notes.without_note(trials), self._study.user_attrs))
+        self._notes.refresh(trials)
         if self._on_progress is not None:
             self._refresh(trials)
         self._report()
