@@ -40,9 +40,7 @@ def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
 
 def batches_without_room(attributes: Mapping[str, Any]) -> float:
     """Return the smallest batch factor known to fail, for want of memory as a rule; infinity where none is."""
-    found = attributes.get(_CHOICE, {"values": {}, "measured": []})
-    chosen = [row["no_room"] for row in found["measured"] if row["values"] == found["values"] and "no_room" in row]
-    return float(min([*chosen, attributes.get(_NO_ROOM, math.inf)]))
+    return float(min(_chosen_row(attributes).get("no_room", math.inf), attributes.get(_NO_ROOM, math.inf)))
 
 
 def note_no_room(study: optuna.Study, factor: float) -> None:
@@ -53,15 +51,18 @@ def note_no_room(study: optuna.Study, factor: float) -> None:
 
 def times_per_sample(attributes: Mapping[str, Any]) -> Mapping[float, float]:
     """Return a sample's share of a step in the chosen runtime, relative to today's, by batch factor; may be empty."""
-    found = attributes.get(_CHOICE, {"values": {}, "measured": []})
-    measured = (row["ratios"] for row in found["measured"] if row["values"] == found["values"] and row["ratios"])
-    return dict(zip(_BATCH_FACTORS, next(measured, ()), strict=False))
+    return dict(zip(_BATCH_FACTORS, _chosen_row(attributes).get("ratios", ()), strict=False))
 
 
 def runtime_ratio(attributes: Mapping[str, Any]) -> float:
     """Return a step's time in the chosen runtime relative to today's; 1 where none was chosen."""
-    is_chosen = bool(attributes.get(_CHOICE, {}).get("values"))
-    return float(times_per_sample(attributes).get(1.0, 1.0)) if is_chosen else 1.0
+    return float(times_per_sample(attributes).get(1.0, 1.0))
+
+
+def _chosen_row(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what was measured of the chosen runtime; empty before the choice."""
+    found = attributes.get(_CHOICE, {"values": {}, "measured": []})
+    return next((row for row in found["measured"] if row["values"] == found["values"]), {})
 
 
 def choose_runtime(
