@@ -107,21 +107,21 @@ class ConfirmationRuns:
 
     def usable_pairs(self, key: str, first: int, n_pairs: int) -> list[tuple[Trained, Trained]]:
         """Return those pairs that tell a drop and a time: a run that diverged has no metric, and ended early."""
-        return [pair for pair in self.pairs(key, first, n_pairs) if is_usable(*pair)]
+        return [(a, b) for a, b in self.pairs(key, first, n_pairs) if a.is_usable and b.is_usable]
 
     def metrics(self, key: str, test: PlannedTest) -> list[tuple[float, float]]:
         """Return the final metrics of a test's pairs, up to the first that is missing."""
-        return [(metric_of(a), metric_of(b)) for a, b in self.pairs(key, test.first, test.n_pairs)]
+        return [(a.metric, b.metric) for a, b in self.pairs(key, test.first, test.n_pairs)]
 
     def diverged(self, key: str, first: int, n_pairs: int) -> bool:
         """Return whether a plan diverged on a seed on which O0 did not."""
         one_by_one = (pair for at in range(first, first + n_pairs) for pair in self.pairs(key, at, 1))
-        return any(math.isfinite(metric_of(a)) and not math.isfinite(metric_of(b)) for a, b in one_by_one)
+        return any(a.is_usable and not b.is_usable for a, b in one_by_one)
 
     def seconds(self, key: str, n_pairs: int = 10) -> float:
         """Return what a plan's runs take by the clock, the median of the first ones; NaN when none has ended well."""
         runs = (self.run(key, seed) for seed in self.seeds(0, n_pairs))
-        known = [run.by_clock() for run in runs if run is not None and is_usable(run)]
+        known = [run.by_clock() for run in runs if run is not None and run.is_usable]
         return median(known) if known else math.nan
 
     def question(self, allowed_drop: float) -> str:
@@ -160,13 +160,3 @@ class ConfirmationRuns:
     def _keep(self, name: str, value: Any) -> None:
         self._study.set_user_attr(name, value)
         self._known[name] = value
-
-
-def is_usable(*runs: Trained) -> bool:
-    """Return whether none of some runs diverged."""
-    return all(math.isfinite(metric_of(run)) for run in runs)
-
-
-def metric_of(trained: Trained) -> float:
-    """Return a run's final metric; NaN when it diverged."""
-    return math.nan if trained.diverged else trained.metric

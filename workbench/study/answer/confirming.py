@@ -23,7 +23,6 @@ from workbench.core.records import CandidateRecord, Verdict, timed_per
 from workbench.core.text import format_duration
 from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_rounds import ConfirmationRounds
-from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
 from workbench.study.answer.selection import Contender
 from workbench.study.ask.plans import needs_warm_up
@@ -323,7 +322,7 @@ class Confirmation(ConfirmationRounds):
             return self._untested_ratio(contender)
         higher, drop, times = self.metric.higher_is_better, contender.allowed_drop, []
         for given, mine in pairs:
-            metric = metric_of(given)
+            metric = given.metric
             first, second = (steps_within(one.curve, metric, drop, higher_is_better=higher) for one in (given, mine))
             times.append((min(first, float(self.runs.steps)), second))
         return paired_bounds.time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)

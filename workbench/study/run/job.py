@@ -65,7 +65,7 @@ class Outcome:
 class Trained(Outcome):
     """What one training run gave."""
 
-    metric: float  # final, in the task's unit; NaN when the run ended early
+    metric: float  # final, in the task's unit; NaN when the run ended early, as one that diverged always does
     curve: tuple[tuple[int, float], ...]  # (step, metric)
     seconds: float
     diverged: bool = False  # the loss became NaN or inf, or the loss scale collapsed
@@ -76,6 +76,15 @@ class Trained(Outcome):
     untrained: float = math.nan  # the metric without any learning; NaN where the job did not ask for it
     # By the clock where it was trained, beyond those that count: building the model, evaluating it.
     beside_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.diverged:
+            object.__setattr__(self, "metric", math.nan)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it tells a metric, and how long a whole run takes."""
+        return math.isfinite(self.metric)
 
     def by_clock(self, time: float = 1.0) -> float:
         """Return what a run takes by the clock that takes ``time`` times as long as this one, and as much beside."""

@@ -123,8 +123,8 @@ def score(
     """
     higher = baseline.higher_is_better
     sign = 1.0 if higher else -1.0
-    diverged = trained.diverged or math.isnan(trained.metric)
-    deficit = math.inf if diverged else metric_deficit(baseline.metric, trained.metric, higher_is_better=higher)
+    diverged = math.isnan(trained.metric)
+    deficit = metric_deficit(baseline.metric, trained.metric, higher_is_better=higher)
     steps = math.inf if diverged else steps_within(trained.curve, baseline.metric, allowed, higher_is_better=higher)
     ratio = speed.ratio if math.isfinite(speed.ratio) else _PENALTY
     scale = abs(baseline.metric) + 1.0
@@ -273,7 +273,7 @@ class Objective:
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         trained = self._train(trial, plan, NO_WARM_UP, None)
         trial.set_user_attr("trained", trained.to_json())
-        if trained.diverged or math.isnan(trained.metric):
+        if math.isnan(trained.metric):
             why = trained.message or f"its {self._metric.name} is NaN"
             raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
         self._keep_drops(trial, trained.metric)

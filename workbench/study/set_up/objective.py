@@ -21,7 +21,6 @@ from workbench.config import BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.batch.unequal_batches import could_not_merge
-from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.ask.search_space import Suggestion
 from workbench.study.errors import OutOfTimeError, StudyFailedError
 from workbench.study.run.job import Monitor, RunStep, Trained, TrainJob, plain
@@ -82,7 +81,7 @@ class SetUpObjective(Objective):
                 known_seconds = [error.needed_seconds, *(run.by_clock() for run in runs)]
                 each = float(np.fmax.reduce(known_seconds))  # NaN only where nothing is known
                 raise OutOfTimeError(str(error), (n_runs - len(runs)) * each) from None
-            if not math.isfinite(metric_of(trained)):
+            if not trained.is_usable:
                 lost[index] = trained
                 if len(lost) > n_runs // 2:
                     why = trained.message or f"its {self._metric.name} is NaN or infinite"
@@ -105,7 +104,7 @@ class SetUpObjective(Objective):
         try:
             for number, (run,) in self._side_by_side([[self._job(plan, index, NO_WARM_UP)] for index in missing]):
                 done[missing[number]] = run
-                if math.isfinite(metric_of(run)):
+                if run.is_usable:
                     self._keep_baseline(missing[number], run)
         except OutOfTimeError as error:
             waves = math.ceil((len(missing) - len(done)) / len(self.trainers))
@@ -140,7 +139,7 @@ class SetUpObjective(Objective):
         if index not in known:
             run = self._train_seed(self._file.baseline_plan(), index)
             self._keep_baseline(index, run)
-            return metric_of(run)
+            return run.metric
         return known[index]
 
     def _start(self) -> BoostConfig:
@@ -228,7 +227,7 @@ class SetUpObjective(Objective):
             if math.isfinite(reference):
                 run = known.get(index) or self._train_seed(plan, index)
                 lost = metric_deficit(reference, run.metric, higher_is_better=higher)
-                compared.append((run, (index, math.inf if run.diverged else lost)))
+                compared.append((run, (index, lost)))
         return compared
 
     def _trained_side_by_side(self, plan: Plan, indices: Sequence[int]) -> dict[int, Trained]:

@@ -21,7 +21,6 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from workbench.study.answer.confirmation_runs import metric_of
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Trained
@@ -174,7 +173,7 @@ def standing_now(
 
 def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
     """Return the baseline's final metric by the seed's index; NaN where it diverged."""
-    return {index: metric_of(run) for index, run in baseline_runs(attributes).items()}
+    return {index: run.metric for index, run in baseline_runs(attributes).items()}
 
 
 def baseline_runs(attributes: Mapping[str, Any]) -> dict[int, Trained]:

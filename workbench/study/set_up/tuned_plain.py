@@ -20,7 +20,6 @@ from workbench.config import BoostConfig
 from workbench.core.paired_bounds import paired_drops, run_time_ratio
 from workbench.core.records import CandidateRecord, TunedPlain
 from workbench.study.answer.confirmation_rounds import ConfirmationRounds
-from workbench.study.answer.confirmation_runs import is_usable
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
@@ -133,12 +132,12 @@ def compare_with_plain(confirmation: ConfirmationRounds, exported: Sequence[Cand
         every = runs.seeds(0, max([_MOST_PAIRS, *(planned.test.end for planned in runs.tests(one.target))]))
         # Metrics do not depend on the minute, so O0's may be of another round.
         beside = [(runs.run(runs.baseline_key, seed), runs.run(plan.key(), seed)) for seed in every]
-        metrics = [(a.metric, b.metric) for a, b in beside if a is not None and b is not None and is_usable(a, b)]
+        metrics = [(a.metric, b.metric) for a, b in beside if a and b and a.is_usable and b.is_usable]
         drops = paired_drops(metrics, higher_is_better=confirmation.metric.higher_is_better)
         answer = replace(known, drop=sum(drops) / len(drops) if drops else math.nan)
         compiling = compile_seconds(taken, file, study.user_attrs)
-        in_turn = [runs.together(seed, plan.key(), taken.key()) for seed in every]
-        seconds = [(pair[0].seconds, pair[1].seconds + compiling) for pair in in_turn if pair and is_usable(*pair)]
+        in_turn = [pair for seed in every if (pair := runs.together(seed, plan.key(), taken.key()))]
+        seconds = [(a.seconds, b.seconds + compiling) for a, b in in_turn if a.is_usable and b.is_usable]
         if len(seconds) >= _FEWEST_PAIRS:
             ratio = run_time_ratio(seconds, error=_ERROR)
             answer = replace(answer, speedup=ratio.ratio, speedup_low=ratio.low, speedup_high=ratio.high)
