@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
@@ -106,11 +107,8 @@ def deficit_at_equal_time(
     time = warm_up_steps + step * relative_step_time
     if not baseline.curve or time < baseline.curve[0][0]:
         return None
-    reached = baseline.curve[-1][1]
-    for (left, low), (right, high) in zip(baseline.curve, baseline.curve[1:], strict=False):
-        if left <= time < right:
-            reached = low + (high - low) * (time - left) / (right - left)
-            break
+    steps, metrics = zip(*baseline.curve, strict=True)
+    reached = float(np.interp(time, steps, metrics))
     return metric_deficit(reached, metric, higher_is_better=baseline.higher_is_better)
 
 
