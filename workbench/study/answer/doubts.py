@@ -17,10 +17,9 @@ _TIGHT = 4.0
 
 
 def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
-    """Say so where O0 ends no better than without learning: within the allowed drop, or what seeds differ by.
+    """Say so if O0 ends hardly better than an untrained network: by the allowed drop or the noise of seeds at most.
 
-    The fastest training to its quality is then none at all. Empty, too, where what O0 reaches without learning is not
-    known.
+    The fastest training to its quality is then none at all. Empty, too, if the untrained network's metric is unknown.
     """
     trial = baseline_trial(study)
     if trial is None:
@@ -59,14 +58,14 @@ def needs_no_training(study: optuna.Study, file: StudyFile) -> bool:
 
 
 def tight_drop(study: optuna.Study) -> str:
-    """Say so where no drop is allowed, or one small beside what seeds differ by: next to nothing can be confirmed then.
+    """Say so if no drop is allowed, or one far below the noise of seeds: hardly anything can be confirmed then.
 
     The default is small for a metric near 0, of which it is a share.
     """
     spread = float(finished_baseline(study).user_attrs.get("spread", 0.0))
     drop = allowed_drop_of(study.user_attrs)
     metric = metric_scale_of(study.user_attrs)
-    if drop == 0.0:  # what ends as the task as given does is as likely worse as better, if seeds differ or not
+    if drop == 0.0:  # a set-up as good as the task as given is as likely to seem worse as better
         why = f"No drop of the {metric.name} is allowed"
     elif spread > _TIGHT * drop:
         why = (

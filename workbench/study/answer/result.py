@@ -193,7 +193,7 @@ def _judged(study: optuna.Study, file: StudyFile) -> list[TrialRecord]:
 def _result(
     study: optuna.Study, file: StudyFile, directory: Path, *, is_judged: bool, require_confirmed: bool
 ) -> StudyResult:
-    """Return the answer without its files and messages; before candidates were judged without choices, too."""
+    """Return the answer without files and messages, and without choices until candidates have been judged."""
     attributes, trials = study.user_attrs, _judged(study, file)
     metric, drops = metric_scale_of(attributes), attributes.get("allowed_drops", {})
     # Sentences were stored with a command; the study's folder may be called otherwise by now.

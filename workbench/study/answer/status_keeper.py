@@ -51,7 +51,7 @@ class StatusKeeper:
         try:
             before = stamp_of(self._study_dir)
             result = standing_result(self._study_dir, self._study, self._file)
-            # Written to meanwhile by another process: it holds until it is read, and no longer.
+            # If another process has written to the study since, the stamp no longer fits: readers take the database.
             write_status(self._study_dir, result, before, phase=phase)
         except Exception as error:
             if not self._warned:

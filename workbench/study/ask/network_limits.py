@@ -75,7 +75,7 @@ def without_equal_levels(space: SearchedSpace) -> tuple[SearchedSpace, list[str]
 
 
 def why_off(space: SearchedSpace) -> Iterator[str]:
-    """Yield why methods that some candidate asks for act in none, except those that `within_network` reports."""
+    """Yield why methods that candidates may switch on never act, except for those that `within_network` reports."""
     sized = {_sized_by(one, space) for one in space.dimensions}
     for name in SWITCHES:
         if name not in sized and may_ask_for(space, name) and (reason := _why_not(name, {}, space)):

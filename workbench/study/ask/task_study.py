@@ -180,7 +180,7 @@ def _check_same_question(folder: Path, task: Task, steps: int | None, allowed_dr
 
 
 def _is_elsewhere(folder: Path, named: str, task: Task) -> bool:
-    """Return whether a study names a task of another place than the given one, where both are from a place at all."""
+    """Return whether a study is about a task from another file or module; a task that is from none fits any study."""
     place, _, attribute = named.rpartition(":")
     other, _, own = task.spec.rpartition(":")
     if place.endswith(".py") and other.endswith(".py"):

@@ -219,7 +219,7 @@ class TaskExperimenter:
 
     @functools.cached_property
     def _sources(self) -> dict[str, str]:
-        """The digests of the task's code, of before its first run: later ones may import more of it."""
+        """The digests of the task's code as it was before the first run: later runs may import more of it."""
         from workbench.tasks.loading import task_sources
 
         return task_sources(self._task)

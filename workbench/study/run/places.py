@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one trial at a time is trained; ``is_ready`` waits a moment, ``close`` ends the run that goes on there."""
+    """Where one trial at a time is trained; ``is_ready`` may wait a moment, ``close`` ends the run under way there."""
 
     trainer: Experimenter
     close: Callable[[], None]
@@ -43,7 +43,7 @@ def search_at(places: Sequence[Place], search: Search, on_poll: Callable[[], Non
     ending, enough = threading.Event(), threading.Event()
 
     def run(place: Place) -> None:
-        # No trial is drawn for a place that has no room yet: it would be drawn from less than is known later.
+        # A trial is drawn only once its place has room: by then more is known to draw it from.
         while not place.is_ready():
             is_late = search.deadline is not None and time.monotonic() >= search.deadline
             if is_late or ending.is_set() or enough.is_set():

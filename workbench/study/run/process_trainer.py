@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.25  # after the parent
 _STEP_SECONDS = 0.1  # between two steps that are reported
 _TRIES = 3
-_PRELOADED = ("torch._dynamo", "workbench.training.run")  # seconds each time, else; the first optimizer asks for dynamo
+_PRELOADED = ("torch._dynamo", "workbench.training.run")  # else seconds for each process; optimizers need dynamo
 
 
 class ProcessCrew:
@@ -239,7 +239,7 @@ def _serve(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
     threading.Thread(target=_end_with, args=(asker,), name="parent watch", daemon=True).start()
-    os.environ.clear()  # is of when the process was made that this one is forked from
+    os.environ.clear()  # it is that of the fork server, from when that was started
     os.environ.update(environment)
     reported_at = 0.0
 
@@ -275,7 +275,7 @@ def _serve(
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that another process can read: its text where its class, a user's, may have its own arguments."""
+    """Return an error that can be pickled: of a user's class, whose constructor may take anything, only the text."""
     is_known = type(error).__module__.partition(".")[0] in {"builtins", "torch", "workbench"}
     return error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
 

@@ -99,14 +99,15 @@ def tune(
     n_trials = file.study.n_trials if trials is None else trials
     limit = file.study.timeout_seconds if timeout is None else timeout
     url, finds_set_up = storage or kept.default_storage(directory), file.study.objective == "time_to_quality"
-    # Of one rank without importing torch: fakes need none.
+    # With one rank nothing is joined, and torch is not imported: fakes do without it.
     with nullcontext() if ray is not None or file.study.ranks == 1 else _joined(file) as device:
         if not is_first_rank():
             followed: StudyResult = follow(experimenter_for(file, directory, make_experimenter, device))
             return followed
         with kept.quiet_optuna(), kept.holding_study(directory), ExitStack() as leaving:
             if limit is not None:
-                # What counts importances takes a second or more to load: now, where it is known how long.
+                # Importances are counted at the end, by a module that takes a second or more to load: it is loaded
+                # now, so that the time kept for writing the answer need not include that.
                 importlib.import_module("optuna.importance")
             end_if_asked(stop)
             # The task and its drops first: a study that cannot run must not archive one that did.

@@ -39,7 +39,7 @@ _KINDS: dict[str, tuple[str, set[type]]] = {
     "Literal": ("a text", {str}),
     "np.ndarray": ("a list of rows of numbers", {list}),
 }
-# Where Optuna looks at a number in the middle of a trial only, or takes memory for as many as it says.
+# Options that Optuna checks only in the middle of a trial, or that cost memory in proportion.
 _RANGES = {
     "prior_weight": (0.0, math.inf),
     "n_ei_candidates": (1, 100_000),

@@ -30,7 +30,7 @@ _STATE_KEY = "sampler"  # user attribute of a trial
 
 
 class WholeSpaceSampler(BaseSampler):
-    """Proposes values for a whole conditional space, of which a trial takes what is in effect; ``rest`` draws more."""
+    """Proposes values for a whole conditional space; a trial takes those in effect, and ``rest`` draws all else."""
 
     def __init__(self, space: SearchedSpace, rest: BaseSampler) -> None:
         self._space = space

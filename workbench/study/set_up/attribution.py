@@ -76,7 +76,7 @@ class _Apart:
     whole: _Needed  # the set-up without what is known to be no gain
     bars: dict[str, GainPart] = field(default_factory=dict)  # of the parts taken out, by name, in that order
     idle: list[str] = field(default_factory=list)  # parts that are no gain
-    suspects: list[Part] = field(default_factory=list)  # no gain where they were taken out, which was not the whole
+    suspects: list[Part] = field(default_factory=list)  # seemed no gain when taken out of what was left
 
     def take_out(self, part: Part, bar: GainPart, without: _Needed) -> None:
         """Note what a part contributes to what is left, and go on without it."""

@@ -51,7 +51,7 @@ class TrainedPlan(NamedTuple):
     time: float  # in all, relative to the baseline's
 
 
-# The last ones: drawing, training and watching ask for the same, of all plans and of tuned plain by itself.
+# The latest standings: drawing, training and watching ask for the same, of all plans and of tuned plain alone.
 _JUDGED: deque[tuple[Hashable, Standing]] = deque(maxlen=6)
 
 

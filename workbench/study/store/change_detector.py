@@ -17,16 +17,16 @@ from sqlalchemy import Engine, event
 
 
 class ChangeDetector:
-    """Tells states of an engine's database apart; of one that is not a SQLite file, any two.
+    """Notices whether an engine's database has changed; one that is not a SQLite file always seems to have.
 
-    Its connection is closed together with the engine's, since the last one that is open decides on the journal mode.
+    Its connection is closed together with the engine's: the journal mode can be changed only while no other is open.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._path = Path(engine.url.database or "") if engine.name == "sqlite" else None
         self._connection: sqlite3.Connection | None = None
         self._opened: object = None  # tells the connection from those before it
-        self._file = (0, 0)  # another one may be put in its place
+        self._file = (0, 0)  # device and number of the file, which may be replaced by another
         self._lock = threading.RLock()
         event.listen(engine, "engine_disposed", self._close)
 
@@ -44,7 +44,7 @@ class ChangeDetector:
     def _open(self, path: Path, found: os.stat_result) -> None:
         self._close()
         self._file, self._opened = (found.st_dev, found.st_ino), object()
-        # Not to be made where it is missing; one that is locked is not waited for, as its reader will wait.
+        # A missing file must not be created; a locked one is not waited for, since whoever reads it next does that.
         address = f"{path.absolute().as_uri()}?mode=rw"
         self._connection = sqlite3.connect(address, uri=True, timeout=0, check_same_thread=False)
 

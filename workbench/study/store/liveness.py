@@ -112,7 +112,7 @@ class StaleTrials:
         mark = trial.mark
         if mark is None:
             return alone
-        # Our own without our claim: an earlier study of this process, which could not put it back on a full disk.
+        # This process runs no such trial: an earlier study here could not put it back, say because the disk was full.
         if has_ended(mark) or _is_this_process(mark):
             return True
         return alone and mark.get("host") == socket.gethostname() and not is_here(mark)

@@ -216,7 +216,7 @@ class StudyStorage(BaseStorage):
             with self._transaction(savepoints=True) as connection:
                 trial_id = self._backend.create_new_trial(study_id, wanted)  # locks the study
                 created = begun = self._backend.get_trial(trial_id)
-                # There may be O0, and what only this process creates after a lost answer.
+                # O0 may be there already, and so may this trial, if the answer to an earlier request got lost.
                 if (mark is None or again) and wanted.user_attrs.get(key):
                     alive = self._backend.get_all_trials(study_id, deepcopy=False, states=states)
                     begun = next(one for one in alive if one.user_attrs.get(key) == wanted.user_attrs[key])
@@ -386,7 +386,7 @@ class StudyStorage(BaseStorage):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _request(self, ask: Callable[[bool], _R]) -> _R:
-        """Ask something, again while the database is away; what is asked learns whether it was asked before."""
+        """Make a request, again and again while the database is away; ``ask`` is told whether this is a repeat."""
         again = False
 
         def once() -> _R:
@@ -404,7 +404,7 @@ class StudyStorage(BaseStorage):
         return self.patience.call(once)
 
     def _once_per_state(self, what: Hashable, ask: Callable[[bool], _R]) -> _R:
-        """Ask something, or return what was answered while the database was as it is now."""
+        """Make a request, or return its last answer if the database has not changed since."""
         state = self._changes.state()
         if what not in self._unchanged or self._unchanged[what][0] != state:
             self._unchanged[what] = state, self._request(ask)
