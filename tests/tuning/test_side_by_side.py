@@ -33,7 +33,7 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.run.places import about_places
 from workbench.study.run.process_trainer import ProcessCrew, ProcessTrainer
 from workbench.study.run.progress import TuneProgress
-from workbench.study.run.runner import LostTrialError, StoppableExperimenter
+from workbench.study.run.runner import Limits, LostTrialError, StoppableExperimenter
 from workbench.study.run.side_by_side import train_rounds
 from workbench.study.set_up.tuned_plain import PLAIN
 
@@ -138,7 +138,7 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
         trainer, other = crew.trainers()
         assert crew.experimenter is trainer
         # The start of the processes is no part of the time of the run that waits for it.
-        assert StoppableExperimenter(trainer).run(job(3)).to_json() == here.run(job(3)).to_json()
+        assert StoppableExperimenter(trainer, Limits()).run(job(3)).to_json() == here.run(job(3)).to_json()
         assert trainer.run(job(13)).to_json() == here.run(job(13)).to_json()
         with pytest.raises(LostTrialError, match="3 processes died during one run, the last by SIGKILL"):
             trainer.run(job(14))
@@ -146,7 +146,7 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
             trainer.run(job(15))
         asked = itertools.chain([False, False], itertools.repeat(True))
         with pytest.raises(StudyStoppedError):
-            StoppableExperimenter(trainer, stop=lambda: next(asked)).run(replace(job(4), steps=10_000))
+            StoppableExperimenter(trainer, Limits(lambda: next(asked))).run(replace(job(4), steps=10_000))
         assert trainer.run(job(5)).to_json() == here.run(job(5)).to_json()  # the stop was that run's alone
         assert isinstance(trainer, ProcessTrainer)
         assert isinstance(other, ProcessTrainer)

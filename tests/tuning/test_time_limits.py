@@ -41,7 +41,7 @@ from workbench.study.run.job import (
     TrainJob,
 )
 from workbench.study.run.objective import Baseline, prospect
-from workbench.study.run.runner import StoppableExperimenter
+from workbench.study.run.runner import Limits, StoppableExperimenter
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 8", "seeds_max = 6")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
@@ -288,7 +288,7 @@ RUN = TrainJob(*SIDE, seed=0, steps=50, evaluate_every=50)
 
 
 def test_a_run_that_is_cut_says_how_long_it_would_have_taken(tmp_path: Path, clock: Clock) -> None:
-    guard = StoppableExperimenter(clocked(tmp_path, clock), deadline=time.monotonic() + 10.5)
+    guard = StoppableExperimenter(clocked(tmp_path, clock), Limits(deadline=time.monotonic() + 10.5))
     with pytest.raises(OutOfTimeError) as caught:
         guard.run(RUN)
     assert caught.value.needed_seconds == pytest.approx(50.0, rel=0.02)
@@ -298,23 +298,23 @@ def test_a_run_that_is_cut_says_how_long_it_would_have_taken(tmp_path: Path, clo
 
 
 def test_what_trains_beside_another_ends_with_it_when_its_deadline_changes(tmp_path: Path, clock: Clock) -> None:
-    guard = StoppableExperimenter(clocked(tmp_path, clock))
-    beside = guard.beside(clocked(tmp_path, clock))
+    limits = Limits()
+    beside = StoppableExperimenter(clocked(tmp_path, clock), limits)
     assert beside.run(RUN).steps == 50
-    guard.deadline = time.monotonic() + 10.5
+    limits.deadline = time.monotonic() + 10.5
     with pytest.raises(OutOfTimeError):
         beside.run(RUN)
 
 
 def test_a_run_whose_last_evaluation_ends_after_the_deadline_is_kept(tmp_path: Path, clock: Clock) -> None:
-    guard = StoppableExperimenter(clocked(tmp_path, clock), deadline=time.monotonic() + 51.0)
+    guard = StoppableExperimenter(clocked(tmp_path, clock), Limits(deadline=time.monotonic() + 51.0))
     assert guard.run(RUN).steps == 50
     with pytest.raises(OutOfTimeError):
         guard.run(SpeedJob(SIDE, SIDE, seed=0, rounds=2, steps_per_block=2))
 
 
 def test_a_measurement_that_is_cut_is_no_result(tmp_path: Path, clock: Clock) -> None:
-    guard = StoppableExperimenter(clocked(tmp_path, clock), deadline=time.monotonic() + 3.5)
+    guard = StoppableExperimenter(clocked(tmp_path, clock), Limits(deadline=time.monotonic() + 3.5))
     with pytest.raises(OutOfTimeError):
         guard.run(FreezingLimitJob(SIDE, seed=0, rounds=2, steps_per_block=2))
     assert calls(tmp_path)[-2:] == ["cut freezing limit", "trained freezing limit"]

@@ -17,7 +17,7 @@ from workbench.study.ask.study_file import read_study, study_folder
 from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.progress import StudyWatch, TuneProgress
-from workbench.study.run.runner import StoppableExperimenter
+from workbench.study.run.runner import Limits, StoppableExperimenter
 from workbench.study.run.searching import Search
 from workbench.study.store import storage as kept
 from workbench.study.store.ended_trials import FINISHED
@@ -75,7 +75,7 @@ def join_study(
     deadline = None if timeout is None else began + timeout
     with kept.quiet_optuna():
         expert = experimenter_for(file, directory, make_experimenter)
-        experimenter = StoppableExperimenter(expert, stop, deadline)
+        experimenter = StoppableExperimenter(expert, Limits(stop, deadline))
         file.allowed_drops(expert.metric_name)  # a study that cannot run is not begun
         database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds)
         study = kept.open_study(database, file, expert)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyStoppedError
-from workbench.study.run.runner import Experimenter, StoppableExperimenter
+from workbench.study.run.runner import Experimenter, Limits, StoppableExperimenter
 from workbench.study.run.searching import Search
 
 SECONDS_TO_END = 15.0
@@ -48,7 +48,7 @@ def search_at(places: Sequence[Place], search: Search, on_poll: Callable[[], Non
             is_late = search.deadline is not None and time.monotonic() >= search.deadline
             if is_late or ending.is_set() or enough.is_set():
                 return
-        trainer = StoppableExperimenter(place.trainer, ending.is_set, search.deadline)
+        trainer = StoppableExperimenter(place.trainer, Limits(ending.is_set, search.deadline))
         with contextlib.suppress(StudyStoppedError):  # its trial is back in the queue
             search.beside(trainer, ending.is_set).run()
             enough.set()

@@ -68,49 +68,35 @@ def end_if_over(deadline: float | None, needed_seconds: float = math.nan) -> Non
 
 
 @dataclass(slots=True)
-class _Limits:
-    stop: Callable[[], bool] | None
-    deadline: float | None
+class Limits:
+    """When a study is to end, for all that train for it; the deadline may be changed between two jobs."""
+
+    stop: Callable[[], bool] | None = None  # asked from the threads that train
+    deadline: float | None = None  # by ``time.monotonic()``; None for never
+
+    def check(self, needed_seconds: float = math.nan) -> None:
+        """Raise a `StudyStoppedError` if it is to end now, or before so many seconds are over."""
+        end_if_asked(self.stop)
+        end_if_over(self.deadline, needed_seconds)
 
 
 class StoppableExperimenter:
-    """An experimenter that ends the study when asked or when its time is over: between two jobs and within one step.
+    """An experimenter that ends the study when its limits ask for it: between two jobs and within one step."""
 
-    ``stop`` is asked from the thread that trains. The deadline, by ``time.monotonic()``, may be changed between two
-    jobs.
-    """
-
-    def __init__(
-        self, inner: Experimenter, stop: Callable[[], bool] | None = None, deadline: float | None = None
-    ) -> None:
-        self._inner, self._limits = inner, _Limits(stop, deadline)
-
-    @property
-    def deadline(self) -> float | None:
-        """When the study is to end, by ``time.monotonic()``; None for never."""
-        return self._limits.deadline
-
-    @deadline.setter
-    def deadline(self, moment: float | None) -> None:
-        self._limits.deadline = moment
-
-    def beside(self, inner: Experimenter) -> StoppableExperimenter:
-        """Return another experimenter that ends the study when this one does, whatever the deadline is changed to."""
-        other = StoppableExperimenter(inner)
-        other._limits = self._limits
-        return other
+    def __init__(self, inner: Experimenter, limits: Limits) -> None:
+        self._inner, self.limits = inner, limits
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job, unless the study is to end (StudyStoppedError); what was cut short is not a result.
 
         The OutOfTimeError of a time limit tells how long a training run would have taken.
         """
-        self._end_if_over()
+        self.limits.check()
         began, cut = time.monotonic(), False
 
         def stop() -> bool:
             nonlocal cut
-            asked, deadline = self._limits.stop, self._limits.deadline
+            asked, deadline = self.limits.stop, self.limits.deadline
             late = deadline is not None and time.monotonic() >= deadline
             cut = cut or late or (asked is not None and asked())
             return cut or (monitor.stop is not None and monitor.stop())
@@ -118,17 +104,13 @@ class StoppableExperimenter:
         try:
             outcome = self._inner.run(job, replace(monitor, stop=stop))
         except StudyStoppedError:  # raised between two steps, in words that do not know why
-            self._end_if_over()
+            self.limits.check()
             raise
         if cut:
             needed = math.nan
             if isinstance(job, TrainJob) and isinstance(outcome, Trained) and outcome.steps:
                 # Loading, building and the first look at the metric are not repeated with the steps.
                 needed = time.monotonic() - began + outcome.seconds * (job.steps / outcome.steps - 1.0)
-            self._end_if_over(needed)
+            self.limits.check(needed)
             raise StudyStoppedError(_ON_REQUEST)  # asked for a moment ago, and no longer
         return outcome
-
-    def _end_if_over(self, needed_seconds: float = math.nan) -> None:
-        end_if_asked(self._limits.stop)
-        end_if_over(self.deadline, needed_seconds)

@@ -41,7 +41,7 @@ from workbench.study.run.process_trainer import ProcessCrew
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_engine import RayCrew, RayEngine
-from workbench.study.run.runner import Experimenter, StoppableExperimenter, TaskExpert, end_if_asked
+from workbench.study.run.runner import Experimenter, Limits, StoppableExperimenter, TaskExpert, end_if_asked
 from workbench.study.run.searching import Search
 from workbench.study.run.study_stages import StudyStages
 from workbench.study.store import storage as kept
@@ -126,7 +126,7 @@ def tune(
                 n_jobs = jobs or (idle_places(file, limit) if takes_idle else 1)
                 crew = leaving.enter_context(ProcessCrew(file, directory, n_jobs, make_experimenter, expert))
             leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
-            guard = StoppableExperimenter(leading or crew.experimenter, stop)
+            guard = StoppableExperimenter(leading or crew.experimenter, Limits(stop))
             file.allowed_drops(expert.metric_name)
             archived = kept.archive_study(directory) if starts_over else None
             database = kept.open_storage(url)
@@ -151,7 +151,7 @@ def tune(
                 watch.trial_begun()
 
             def trainers() -> list[Experimenter]:
-                return [guard.beside(one) for one in crew.trainers()]
+                return [StoppableExperimenter(one, guard.limits) for one in crew.trainers()]
 
             search.at_places = functools.partial(crew.search, on_poll=on_poll)
             stages = StudyStages(study, file, directory, guard, search, watch, trainers, limit, deadline, confirm_seeds)

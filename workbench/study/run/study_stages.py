@@ -49,7 +49,7 @@ _BEGUN = "goes_on"  # attribute of a study: which of these the next command does
 class StudyStages:
     """The stages of a study in one command; what an earlier command has done is not done again.
 
-    Each stage says in ``guard.deadline`` when its last run ends.
+    Each stage says in ``guard.limits.deadline`` when its last run ends.
     """
 
     study: optuna.Study
@@ -69,7 +69,7 @@ class StudyStages:
 
     def train_baseline(self) -> None:
         """Train O0, if it has not been; an OutOfTimeError where the time is too short for that."""
-        self.guard.deadline = self.deadline
+        self.guard.limits.deadline = self.deadline
         if self._finds_set_up and baseline_trial(self.study) is None:
             self.search.objective.trainers = self.trainers()
         self.search.run_baseline(self.deadline)
@@ -92,24 +92,24 @@ class StudyStages:
         study, file, search, guard, limit = self.study, self.file, self.search, self.guard, self.limit
         times = Timetable(study, file, self.deadline, limit, max(len(self.trainers()), 1))
         end = times.search_ends()
-        guard.deadline = stage_ends(end, limit, self.deadline)
+        guard.limits.deadline = stage_ends(end, limit, self.deadline)
         with contextlib.suppress(OutOfTimeError):
             choose_runtime(search.step_times(), self.watch.note, limit=limit)
         if searches:
-            guard.deadline = stage_ends(end, limit, self.deadline, file.set_up.plain_share)
-            search.until(guard.deadline)
+            guard.limits.deadline = stage_ends(end, limit, self.deadline, file.set_up.plain_share)
+            search.until(guard.limits.deadline)
             search.objective.trainers = self.trainers()
-            find_plain(search, deadline=guard.deadline, limit=limit)
-            guard.deadline = end
+            find_plain(search, deadline=guard.limits.deadline, limit=limit)
+            guard.limits.deadline = end
             search.run_until(end)
         if not (has_found(study, file) if searches else self._compete()):
             # Nothing to take apart, or to confirm: the search has that time, too.
-            guard.deadline = times.confirmation_begins()
+            guard.limits.deadline = times.confirmation_begins()
             try_runtime_alone(search)
-            search.run_until(guard.deadline)
+            search.run_until(guard.limits.deadline)
         search.objective.trainers = self.trainers()
         for moment in times.ends_of_search() if searches else ():
-            guard.deadline = moment
+            guard.limits.deadline = moment
             settle(search, deadline=moment)
             self.watch.phase("attribution")
             take_apart(search, deadline=moment)
@@ -118,19 +118,19 @@ class StudyStages:
 
     def find_trials(self, *, searches: bool) -> None:
         """Run the trials of another objective; where none competes for an export, they have all the time there is."""
-        self.guard.deadline = self.search.deadline
+        self.guard.limits.deadline = self.search.deadline
         if searches:
             self.search.run()
         if not self._compete():
             later = (self.file.loss_scale_replay, self.file.freezing_limit)
             measures = any(one is not None and one.enabled for one in later)
-            self.guard.deadline = half_way(self.deadline) if measures else self.deadline
-            self.search.run_until(self.guard.deadline)
+            self.guard.limits.deadline = half_way(self.deadline) if measures else self.deadline
+            self.search.run_until(self.guard.limits.deadline)
 
     def measure_more(self) -> None:
         """Choose a loss-scale policy and time freezing, where the study asks for it."""
         study, file, guard, watch = self.study, self.file, self.guard, self.watch
-        guard.deadline = half_way(self.deadline)
+        guard.limits.deadline = half_way(self.deadline)
         if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
             watch.phase("loss scale")
         try:
@@ -150,7 +150,7 @@ class StudyStages:
         Find out where its gain comes from, too, if that is not known.
         """
         study, file, search, watch = self.study, self.file, self.search, self.watch
-        self.guard.deadline = self.deadline
+        self.guard.limits.deadline = self.deadline
         study.set_user_attr(_BEGUN, _CONFIRMATION)
         confirmation = Confirmation(
             study,
