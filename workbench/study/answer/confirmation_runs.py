@@ -118,9 +118,9 @@ class ConfirmationRuns:
         one_by_one = (pair for at in range(first, first + n_pairs) for pair in self.pairs(key, at, 1))
         return any(a.is_usable and not b.is_usable for a, b in one_by_one)
 
-    def seconds(self, key: str, n_pairs: int = 10) -> float:
-        """Return what a plan's runs take by the clock, the median of the first ones; NaN when none has ended well."""
-        runs = (self.run(key, seed) for seed in self.seeds(0, n_pairs))
+    def seconds(self, key: str) -> float:
+        """Return what a plan's runs take by the clock, the median of the first ten; NaN when none has ended well."""
+        runs = (self.run(key, seed) for seed in self.seeds(0, 10))
         known = [run.by_clock() for run in runs if run is not None and run.is_usable]
         return median(known) if known else math.nan
 

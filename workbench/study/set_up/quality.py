@@ -27,6 +27,7 @@ WORST = math.sinh(5.0)  # deficits beyond, in scales, count alike: that a plan f
 _NEAR = 5.0  # times the allowed drop, or the usual noise where that is larger
 _SMOOTHNESS = (0.3, 0.5, 0.8, 1.3)  # correlation lengths, in ranges of a parameter
 _HEIGHTS = (1.5, 3.0)  # how much quality varies, in scales
+_FEW_RUNS = 4  # as many as a plan that would lead is soon trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +111,15 @@ class QualityModel:
         """Return for each plan, given by its parameters, the probability that its mean deficit is within the drop."""
         return self._averaged(plans, lambda margin, spread: margin / np.maximum(np.hypot(spread, self._shared), 1e-6))
 
-    def probability_to_convince(self, plans: Sequence[Mapping[str, Any]], sure: float, n_runs: int = 4) -> np.ndarray:
-        """Return each plan's probability that after ``n_runs`` runs it would be ``sure`` to keep the quality.
+    def probability_to_convince(self, plans: Sequence[Mapping[str, Any]], sure: float) -> np.ndarray:
+        """Return each plan's probability that after a few runs it would be ``sure`` to keep the quality.
 
         A well-known plan that is a little too bold has next to none, however probable it is: nothing would change.
         """
         from scipy.special import ndtri  # type: ignore[import-untyped]  # scipy ships no types; here for a quick start
 
         def scores(margin: np.ndarray, spread: np.ndarray) -> np.ndarray:
-            left = 1.0 / np.sqrt(1.0 / np.maximum(spread, 1e-6) ** 2 + n_runs / self._noise**2)
+            left = 1.0 / np.sqrt(1.0 / np.maximum(spread, 1e-6) ** 2 + _FEW_RUNS / self._noise**2)
             moved = np.sqrt(np.maximum(spread**2 - left**2, 1e-12))
             return np.asarray((margin - ndtri(sure) * np.hypot(left, self._shared)) / moved)
 
