@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,45 +121,50 @@ class Preparation:
     warned: set[str] = field(default_factory=set)  # methods that have warned by themselves where they find no work
 
 
-@runtime_checkable
-class GroupSchedule(Protocol):
-    """An optimizer that trains another group of parameters from step to step."""
+class GroupSchedule:
+    """An optimizer that trains another group of parameters from step to step; by default there is one, always trained.
+
+    Derive, and override all that a schedule decides.
+    """
 
     @property
     def n_groups(self) -> int:
         """Number of groups."""
+        return 1
 
     @property
     def strategy(self) -> Sequence[int] | None:
         """Group of each update, repeated; None when the groups take turns."""
+        return None
 
     def group_parameters(self, index: int) -> Sequence[Tensor]:
         """Return the parameters that a group trains."""
-
-    def begin_step(self) -> int:
-        """Enter the group of the coming step; return how many leading parameter groups rest."""
-
-    def advance(self) -> None:
-        """Count an update."""
+        raise NotImplementedError
 
     def optimizer_of(self, index: int) -> Optimizer:
         """Return the optimizer that updates a group."""
+        raise NotImplementedError
+
+    def begin_step(self) -> int:
+        """Enter the group of the coming step; return how many leading parameter groups rest."""
+        return 0
+
+    def advance(self) -> None:
+        """Count an update."""
 
     def enter_group(self, index: int) -> None:
         """Train a given group in the coming step, whatever the schedule says."""
 
     def unfreeze_all(self) -> contextlib.AbstractContextManager[Any]:
         """Let every parameter require gradients; as a context, until it ends."""
+        return contextlib.nullcontext()
 
     def check_graph(self, loss: Tensor) -> None:
         """Raise RuntimeError where the loss's graph hides parameters that should be trained."""
 
 
-class NoFreezing:
-    """The `GroupSchedule` of an optimizer without one: one group, and nothing to do."""
-
-    n_groups = 1
-    strategy = None
+class NoFreezing(GroupSchedule):
+    """The schedule of an optimizer that has none."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -168,26 +173,9 @@ class NoFreezing:
         """Return everything that is trained."""
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
-    def begin_step(self) -> int:
-        """Return that nothing rests."""
-        return 0
-
-    def advance(self) -> None:
-        """Do nothing."""
-
     def optimizer_of(self, index: int) -> Optimizer:
         """Return the optimizer."""
         return self._optimizer
-
-    def enter_group(self, index: int) -> None:
-        """Do nothing."""
-
-    def unfreeze_all(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that does nothing."""
-        return contextlib.nullcontext()
-
-    def check_graph(self, loss: Tensor) -> None:
-        """Do nothing."""
 
 
 class StepHook:

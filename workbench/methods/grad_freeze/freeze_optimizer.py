@@ -39,13 +39,14 @@ from workbench.methods.grad_freeze.group_arguments import (
     split_learning_rates,
 )
 from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimizer, register_step_hooks
+from workbench.methods.protocol import GroupSchedule
 
 FreezeState = Literal["shared", "per_group"]
 
 EVERYTHING = -1  # the "group" in force while nothing is frozen
 
 
-class FreezeOpt(torch.optim.Optimizer):
+class FreezeOpt(GroupSchedule, torch.optim.Optimizer):
     """Optimizer for gradient freezing: each step updates one group of parameters and leaves the rest untouched.
 
     It is a ``torch.optim.Optimizer`` whose ``param_groups`` are those of ``opt``, so learning-rate schedulers, gradient
