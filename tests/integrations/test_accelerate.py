@@ -123,6 +123,19 @@ def test_a_loop_of_theirs_trains_by_a_set_up_as_a_loop_of_ours(name: str) -> Non
         assert_same(model, ours.model, **(EXACT if name != "float16" else {"rtol": 1e-3, "atol": 1e-4}))
 
 
+def test_an_evaluation_after_the_last_batch_sees_the_weights_to_use(tmp_path: Path) -> None:
+    config = NONE | {"optimizer": {"name": "ScheduleFreeAdamW", "lr": 0.01}}
+    accelerator = an_accelerator(BoostedAccelerator, boost=config, epochs=EPOCHS)
+    model = trained_by_a_loop_of_theirs(accelerator)
+    ours = trained(config, max_grad_norm=0.5)
+    accelerator.save_state(str(tmp_path))
+    again = an_accelerator(BoostedAccelerator, boost=config, epochs=EPOCHS)
+    resumed = trained_by_a_loop_of_theirs(again, folder=tmp_path)
+    with accelerator.boosted.evaluating(), again.boosted.evaluating(), ours.evaluating():
+        assert_same(model, ours.model, **EXACT)
+        assert_same(resumed, ours.model, **EXACT)
+
+
 RESUMED = NONE | {
     "schedule": {"length": 0.75, "shape": "cosine"}, "batch": {"factor": 2.0},
     "regularization": {"weight_average": "ema"}, "loss_scale": {"kind": "dynamic", "window": 3},

@@ -44,6 +44,9 @@ class Boosted(TrainingStep):
             accuracy = evaluate(model)
     """
 
+    #: Whether the model has the weights to use already, since training is over; an evaluation then changes nothing.
+    has_weights_to_use = False
+
     @property
     def updates(self) -> int | None:
         """Return the updates of the whole run; None until its length is known."""
@@ -77,6 +80,9 @@ class Boosted(TrainingStep):
         with BatchNorm's statistics estimated from the last training batches; then a method puts in its own.
         Afterwards weights and statistics are what they were, bit for bit. Modes and generators are the caller's.
         """
+        if self.has_weights_to_use:
+            yield
+            return
         model = unwrapped(self.model)
         average = contextlib.nullcontext() if self._average is None else self._average.in_place(model, self.precision)
         with average, self.methods.evaluating(model):
@@ -86,6 +92,12 @@ class Boosted(TrainingStep):
         """Return copies of what a module that holds the model saves, with the weights to use."""
         with self.evaluating():
             return {name: value.clone() for name, value in module.state_dict().items()}
+
+    def leave_weights_to_use(self, module: nn.Module) -> None:
+        """Let a module that holds the model have the weights to use from now on: training is over."""
+        if not self.has_weights_to_use:
+            module.load_state_dict(self.weights_to_use(module))
+            self.has_weights_to_use = True
 
     def distribute(self, *, ddp: bool = False, **options: Any) -> nn.Module:
         """Let all ranks train together, between ``apply`` and the first step.
@@ -155,7 +167,8 @@ class Boosted(TrainingStep):
         ``outside`` are parameters that the optimizer alone holds, ``gradients`` those of an unfinished window, by name;
         ``course``, ``methods`` and ``average`` (the last inputs, for BatchNorm's statistics) are included if there is a
         schedule, a method keeps a state, or the optimizer averages; ``criterion`` if that is a module. ``data`` are the
-        generators that ordered what `batches` has read. On several ranks every rank keeps its own.
+        generators that ordered what `batches` has read. ``is_over`` is there if ``model`` has the weights to use. On
+        several ranks every rank keeps its own.
         """
         model = unwrapped(self.model)  # names as the user knows them, compiled or not
         gradients = self._trained.gradients() if self.window.position else {}
@@ -173,6 +186,8 @@ class Boosted(TrainingStep):
             state["methods"] = {name: hook.state_dict() for name, hook in self.hooks.items()}
         if self._average is not None:
             state["average"] = self._average.state_dict()
+        if self.has_weights_to_use:
+            state["is_over"] = True
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -204,6 +219,7 @@ class Boosted(TrainingStep):
         if self._average is not None:
             self._average.load_state_dict(state.get("average", {}))
         self.step_index = state["step_index"]
+        self.has_weights_to_use = state.get("is_over", False)
         self.frozen_groups = self._schedule.begin_step()
         self._trained.set_gradients_(gradients)
         self._loss = self._witness = None

@@ -177,7 +177,6 @@ class _RunBatches:
         self._ends = [passes * epoch // in_run for epoch in range(1, in_run + 1)]
         self._stream: Iterator[Any] = iter(())
         self._position = -1  # of the stream
-        self._is_over = False
 
     def __getattr__(self, name: str) -> Any:
         """Return what the loader has: its data set, its sampler, ``set_epoch``."""
@@ -196,11 +195,10 @@ class _RunBatches:
         for batch in islice(self._stream, end - start):
             self._position += 1
             yield batch
-        if end == self._ends[-1] and not self._is_over:
-            self._is_over = True
+        if end == self._ends[-1] and not self._boosted.has_weights_to_use:
             next(self._stream, None)  # ends it, and with it the settings of the process that hold while it lasts
             self._boosted.finish()
-            self._boosted.model.load_state_dict(self._boosted.weights_to_use(self._boosted.model))
+            self._boosted.leave_weights_to_use(self._boosted.model)
 
     def _end(self) -> int:
         return next((end for end in self._ends if end > self._boosted.step_index), self._ends[-1])

@@ -67,7 +67,6 @@ class Boost(Callback):
         self._limits: tuple[int | None, int] | None = None  # today's epochs and steps
         self._settings = contextlib.ExitStack()  # of the process, while it trains
         self._average = contextlib.ExitStack()  # in the weights' place, while it evaluates
-        self._is_over = False
 
     @property
     def boosted(self) -> Boosted | None:
@@ -79,13 +78,14 @@ class Boost(Callback):
         if stage != "fit":
             return
         refuse(trainer, pl_module)
-        self._plugin, self._is_over = BoostPrecision(self, trainer), False
+        self._plugin = BoostPrecision(self, trainer)
         trainer.strategy.precision_plugin = self._plugin
         self._loading = pl_module.register_load_state_dict_pre_hook(_load_later)  # type: ignore[no-untyped-call]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuse to resume a different training."""
-        if self._plugin is not None and not self._is_over and _STATE not in checkpoint:
+        is_over = self.boosted is not None and self.boosted.has_weights_to_use
+        if self._plugin is not None and not is_over and _STATE not in checkpoint:
             raise ValueError(
                 "the checkpoint was made without Boost, so that the training cannot be resumed from it; load its "
                 "weights into the module, and fit without ckpt_path"
@@ -145,20 +145,19 @@ class Boost(Callback):
         """Leave the module with the weights to use, and the trainer with its own limits."""
         if stage != "fit" or self.boosted is None:
             return
-        pl_module.load_state_dict(self.boosted.weights_to_use(pl_module))
-        self._is_over = True
+        self.boosted.leave_weights_to_use(pl_module)
         if self._limits is not None:
             trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = self._limits
         self._batches = self._limits = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the weights to use; those to train on with are in the plugin's state."""
-        if self.boosted is not None and not self._is_over:
+        if self.boosted is not None:
             checkpoint["state_dict"] = self.boosted.weights_to_use(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put averaged weights in place."""
-        if self.boosted is not None and not self._is_over:
+        if self.boosted is not None:
             self._average.enter_context(self.boosted.evaluating())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

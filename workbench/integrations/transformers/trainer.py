@@ -92,7 +92,6 @@ class BoostedTrainer(Trainer):
         self.args.gradient_accumulation_steps = self._methods.n_micro()
         self._passes: Passes | None = None
         self._closure: Callable[[], Tensor] | None = None
-        self._is_final = False
         self._grad_norm = torch.zeros((), device=self.args.device)
         self._overflows = torch.zeros((), dtype=torch.int64, device=self.args.device)
 
@@ -156,7 +155,6 @@ class BoostedTrainer(Trainer):
             boosted.distribute()
         boosted.observer = self._clip
         passes.boosted = boosted
-        self._is_final = False
         self.optimizer, self.lr_scheduler = _BoostedOptimizer(self, total_steps), None
         # Whatever class makes today's, what the Trainer asks for from here on is the set-up's.
         vars(self).update(create_optimizer=lambda *_: self.optimizer, create_scheduler=self._report_rates)
@@ -190,10 +188,7 @@ class BoostedTrainer(Trainer):
                 self.boosted.unfreeze()
         boosted = self.boosted
         assert boosted is not None
-        if not self._is_final:
-            model = unwrapped(boosted.model)
-            model.load_state_dict(boosted.weights_to_use(model))
-            self._is_final = True
+        boosted.leave_weights_to_use(unwrapped(boosted.model))
         boosted.finish()
         return result
 
@@ -276,7 +271,7 @@ class BoostedTrainer(Trainer):
             super().save_model(*args, **options)
 
     def _evaluating(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.boosted is None or self._is_final else self.boosted.evaluating()
+        return contextlib.nullcontext() if self.boosted is None else self.boosted.evaluating()
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         """Log, with the loss scale and the number of overflows where the loss is scaled."""
@@ -298,7 +293,8 @@ class BoostedTrainer(Trainer):
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        self._is_final = True  # what was saved are the weights to use
+        if self.boosted is not None:
+            self.boosted.has_weights_to_use = True  # they are what was saved
 
 
 class _BoostedOptimizer(Optimizer):
