@@ -593,7 +593,9 @@ def test_floor_and_ceiling_are_relative_to_the_scale_that_was_found() -> None:
     boosted.step()
     manager = scaling.manager
     assert (manager.floors * 4).tolist() == manager.group_scales.tolist() == (manager.ceilings / 2).tolist()
-    assert scaling.minimum == manager.floors[0].item()
+    resumed = GroupLossScaling.from_config(BoostConfig.from_dict({"loss_scale": rule}), BadlyScaled(), CPU)
+    resumed.load_state_dict(scaling.state_dict())
+    assert resumed.minimum == scaling.minimum == manager.floors[0].item()
 
 
 class Attention(nn.Module):
@@ -732,6 +734,33 @@ def test_what_was_seen_before_a_checkpoint_or_a_copy_decides_about_the_scales_to
     scales_after(interrupted, range(1))
     resumed.load_state_dict(copy.deepcopy(interrupted.state_dict()))
     assert scales_after(resumed, range(1, 8)) == scales_after(copy.deepcopy(interrupted), range(1, 8)) == expected
+
+
+class UsedOutside(nn.Module):
+    """A layer whose weight is also used beside it, where the scale is 1, and another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.front(x) * self.front.weight.sum())
+        return out
+
+
+def test_what_the_graph_showed_before_a_checkpoint_decides_about_the_borders_too() -> None:
+    net = UsedOutside()
+    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=automatic(net))
+    boosted.backward(net(torch.ones(2, 4)).sum() * math.inf)  # says nothing about scales, so the probe looks again
+    boosted.step()
+    net = UsedOutside()
+    resumed = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=automatic(net))
+    resumed.load_state_dict(copy.deepcopy(boosted.state_dict()))
+    for frozen in [True] * 7 + [False]:
+        net.front.requires_grad_(not frozen)
+        resumed.backward(net(torch.ones(2, 4)).sum())
+        resumed.step()
+    assert resumed.loss_scaling.borders.units == {"head": 0}
 
 
 def test_a_step_reads_nothing_from_the_device() -> None:

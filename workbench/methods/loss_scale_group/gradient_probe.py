@@ -75,6 +75,19 @@ class GradientProbe:
         self.counts.copy_(counts)
         self.multiplies = {name for name, flag in zip(self.names, multiplies.tolist(), strict=True) if flag}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was seen: ``counts``, what ``multiplies``, and the regions that each parameter is ``used_in``."""
+        named = self.model.named_parameters()
+        used_in = {name: list(self.regions[one]) for name, one in named if one in self.regions}
+        return {"counts": self.counts.clone(), "multiplies": list(self.multiplies), "used_in": used_in}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken; earlier checkpoints hold the counts alone."""
+        self.counts.copy_(state["counts"])
+        self.multiplies = set(state.get("multiplies", ()))
+        parameters = dict(self.model.named_parameters())
+        self.regions = {parameters[name]: set(regions) for name, regions in state.get("used_in", {}).items()}
+
     def exponents(self, parts: Sequence[Sequence[str]]) -> ExponentTable:
         """Return the exponents of the gradients in each part, a list of units."""
         counts = self.counts.double().cpu().numpy()[:, :, :_NONFINITE_BIN]

@@ -205,8 +205,8 @@ class GroupLossScaling(LossScaling):
     def state_dict(self) -> dict[str, Any]:
         """Return scales, counters, groups and, inside a window, which gradients were not finite.
 
-        ``units`` is module name -> group (None with marks), ``regions`` parameter name -> region; ``counts`` and
-        ``windows`` are there while groups are being found.
+        ``units`` is module name -> group (None with marks), ``regions`` parameter name -> region. While groups are
+        being found there is also what the probe has seen, and in how many ``windows``.
         """
         state: dict[str, Any] = {
             "manager": {name: value.clone() for name, value in self.manager.state_dict().items()},
@@ -216,7 +216,7 @@ class GroupLossScaling(LossScaling):
             "flags": None if self.probe is not None else [flag.clone() for flag in self._flags],
         }
         if self.probe is not None:
-            state |= {"counts": self.probe.counts.clone(), "windows": self._windows}
+            state |= self.probe.state_dict() | {"windows": self._windows}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -224,7 +224,7 @@ class GroupLossScaling(LossScaling):
         if "counts" in state:
             if self.probe is None:
                 raise ValueError("the state was taken while scale groups were being found; these groups are given")
-            self.probe.counts.copy_(state["counts"])
+            self.probe.load_state_dict(state)
             self._windows = state["windows"]
             return
         if self.probe is not None:
@@ -232,6 +232,7 @@ class GroupLossScaling(LossScaling):
             self.probe = None
         self.manager.set_loss_scale_status(len(state["group_names"]), 1.0)
         self.manager.load_state_dict(state["manager"])
+        self.minimum = float(self.manager.floors[0])
         self.group_names = tuple(state["group_names"])
         if state["units"] is not None:
             self._draw_borders(state["units"])
@@ -369,7 +370,7 @@ class GroupLossScaling(LossScaling):
             for unit in itertools.chain.from_iterable(parts[member] for member in group.members):
                 group_of |= dict.fromkeys(self.model.get_submodule(unit).parameters(), index)
         self.manager.calibrate([group.scale for group in found], self._reference)
-        self.minimum = self.manager.minimum * found[0].scale / self._reference
+        self.minimum = float(self.manager.floors[0])
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         names = [[n for n, p in parameters.items() if group_of.get(p) == index] for index in range(len(found))]
         self.group_names = tuple(group_name(number, members) for number, members in enumerate(names, start=1))
