@@ -147,26 +147,16 @@ class GradientFreeze:
         self.rng = rng
 
     def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
-        """Return the nested groups of a network's trainable parameters; each group is a suffix of the first.
+        """Return the nested groups of a network's trainable parameters; each is a suffix of the first.
 
-        Args:
-            net: The network; the names of its parameters matter, see
-                :func:`~workbench.methods.parameter_groups.split_into_chunks`.
-            freeze_para_groups_number: Number of groups, at least 1.
+        Their names matter, see :func:`~workbench.methods.parameter_groups.split_into_chunks`.
         """
         return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
         self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> list[int]:
-        """Return the group index of each step, see :func:`freeze_index_sequence`.
-
-        Args:
-            parameter_groups_number: Number of nested groups.
-            freeze_strategy: 0 continuous, 1 interval.
-            freeze_p: Share of full steps, in [0, 1]; below 1 for strategy 0.
-            total_steps: Number of updates that training will take.
-        """
+        """Return the group index of each step, see :func:`freeze_index_sequence`; the strategy is its type."""
         return freeze_index_sequence(parameter_groups_number, freeze_strategy, freeze_p, total_steps, self.rng)
 
     def freeze_generate(
@@ -179,12 +169,8 @@ class GradientFreeze:
         """Return the unchanged network and an optimizer that freezes.
 
         Groups are formed from the trainable parameters that the optimizer holds. Anything else it holds (a
-        loss with parameters of its own, say) belongs to every group and is always trained.
-
-        Args:
-            network: The network.
-            optimizer: Its optimizer.
-            learning_rates: One rate per step, see :class:`FreezeOpt`; needs ``state="per_group"``.
+        loss with parameters of its own, say) belongs to every group and is always trained. Learning rates are one per
+        step, see :class:`FreezeOpt`, and need ``state="per_group"``.
 
         Raises:
             ValueError: When the optimizer holds no trainable parameter of the network.
@@ -245,20 +231,15 @@ class FreezingMethod(Method):
     def groups_at_rest(config: BoostConfig) -> tuple[Sequence[int], int]:
         """Return the configured schedule, drawn with seed 0 where it is random, and the number of groups."""
         freeze = config.grad_freeze
-        rng = np.random.RandomState(0)
-        sequence = freeze_index_sequence(
-            freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
-        )
+        schedule = freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps
+        sequence = freeze_index_sequence(*schedule, np.random.RandomState(0))
         # It reaches a little beyond the steps it is made for; then it starts over.
         return sequence[: freeze.total_steps], freeze.param_groups
 
     def prepare(self, preparation: Preparation) -> None:
         """Form the groups, draw the schedule and wrap the optimizer."""
-        freeze, seed = self.config.grad_freeze, preparation.draw_seed()
-        groups = _groups_held(preparation.model, preparation.optimizer, freeze.param_groups)
+        freeze, state, seed = self.config.grad_freeze, self.config.compatibility.freeze_state, preparation.draw_seed()
         rng = None if seed is None else np.random.RandomState(seed)
-        strategy = freeze_index_sequence(
-            freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
-        )
-        state = self.config.compatibility.freeze_state
-        preparation.optimizer = FreezeOpt(preparation.optimizer, groups, strategy, state=state)
+        schedule = freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps
+        method = GradientFreeze(*schedule, state=state, rng=rng)
+        _, preparation.optimizer = method.freeze_generate(preparation.model, preparation.optimizer)
