@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count
@@ -61,6 +62,13 @@ def split_into_nested_groups(names: Sequence[str], n_groups: int) -> list[list[s
     chunks = split_into_chunks(names)
     stride = len(chunks) // checked_count("param_groups", n_groups, kind="an integer")
     return [[name for chunk in chunks[index * stride :] for name in chunk] for index in range(n_groups)]
+
+
+def part_of_group(group: Mapping[str, Any], members: Collection[Tensor]) -> dict[str, Any]:
+    """Return a parameter group with those of its parameters alone that are among a set of them."""
+    chosen = [parameter in members for parameter in group["params"]]
+    parts = {key: list(compress(group[key], chosen)) for key in ("params", "param_names") if key in group}
+    return {**group, **parts}
 
 
 def rebuild_optimizer(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +28,7 @@ from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.facts import facts_of, learning_reasons
 from workbench.methods.in_effect import MethodsInEffect, fitted, prepare_
-from workbench.methods.parameter_groups import rebuild_optimizer, register_step_hooks
+from workbench.methods.parameter_groups import part_of_group, rebuild_optimizer, register_step_hooks
 from workbench.methods.plan_mark import boost_plan_of, mark_
 from workbench.methods.protocol import Preparation
 from workbench.optim import build_optimizer, change_optimizer_
@@ -367,15 +366,6 @@ def _usual_rate(optimizer: Optimizer) -> float:
     rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
     default = float(optimizer.defaults.get("lr") or 0.0)
     return default if default in rates else max(rates, default=0.0)
-
-
-def part_of_group(group: dict[str, Any], members: AbstractSet[Tensor]) -> dict[str, Any]:
-    """Return a parameter group with only those of its parameters that are ``members``."""
-    part = {**group, "params": [parameter for parameter in group["params"] if parameter in members]}
-    if "param_names" in group:
-        named = zip(group["param_names"], group["params"], strict=True)
-        part["param_names"] = [name for name, parameter in named if parameter in members]
-    return part
 
 
 def _refuse_attached_scheduler(

@@ -17,10 +17,9 @@ from torch.optim import Optimizer
 
 from workbench.config import BoostConfig
 from workbench.core import devices
-from workbench.methods.parameter_groups import rebuild_optimizer
+from workbench.methods.parameter_groups import part_of_group, rebuild_optimizer
 from workbench.methods.registry import METHODS
 from workbench.tasks import Task
-from workbench.training.apply import part_of_group
 from workbench.training.speed import TimedSide, bootstrap_median_interval, fair_clock, take_turns
 
 Interval = tuple[float, float, float]

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.core.torch_internals import NORMALIZATIONS, ConvNd
 from workbench.core.warning import warn
-from workbench.methods.parameter_groups import checked_optimizer, plain_name, rebuild_optimizer
+from workbench.methods.parameter_groups import checked_optimizer, part_of_group, plain_name, rebuild_optimizer
 from workbench.methods.protocol import GroupSchedule, Method, Preparation
 
 CentralizationRule = Literal["every_weight", "multiple_of_16"]
@@ -154,15 +154,12 @@ class OptimizerProcess:
             if "order_params" in group:
                 result.append(dict(group))
                 continue
-            params = list(group["params"])
-            flags = [p in params_dict and _is_centralized(p, *params_dict[p]) for p in params]
-            for flag in sorted(set(flags), reverse=True):
-                half = dict(group)
-                for key in {"params", "param_names"} & set(group):
-                    half[key] = [entry for entry, found in zip(group[key], flags, strict=True) if found is flag]
-                if flag:
-                    half["grad_centralization"] = True  # as upstream: overrides an explicit False of the user
-                result.append(half)
+            every = set(group["params"])
+            centralized = {p for p in every if p in params_dict and _is_centralized(p, *params_dict[p])}
+            if centralized:  # as upstream: overrides an explicit False of the user
+                result.append(part_of_group(group, centralized) | {"grad_centralization": True})
+            if centralized != every:
+                result.append(part_of_group(group, every - centralized))
         return result
 
     def add_grad_centralization(self, network: nn.Module, *, rule: CentralizationRule = "every_weight") -> None:

@@ -38,7 +38,12 @@ from workbench.methods.grad_freeze.group_arguments import (
     require_no_own_options,
     split_learning_rates,
 )
-from workbench.methods.parameter_groups import checked_optimizer, rebuild_optimizer, register_step_hooks
+from workbench.methods.parameter_groups import (
+    checked_optimizer,
+    part_of_group,
+    rebuild_optimizer,
+    register_step_hooks,
+)
 from workbench.methods.protocol import GroupSchedule
 
 FreezeState = Literal["shared", "per_group"]
@@ -357,12 +362,9 @@ class FreezeOpt(GroupSchedule, torch.optim.Optimizer):
             fresh: list[dict[str, Any]] = []
             sources: list[tuple[int, frozenset[str]]] = []
             for (params, options), (source, original) in itertools.product(group, enumerate(self.param_groups)):
-                wanted = set(params)
-                flags = [p in wanted for p in original["params"]]
-                if any(flags):
-                    part = {key: value for key, value in original.items() if key not in NOT_AN_OPTION} | options
-                    for key in [key for key in ("params", "param_names") if key in original]:
-                        part[key] = list(itertools.compress(original[key], flags))
+                part = part_of_group(original, set(params)) | options
+                if part["params"]:
+                    part.pop("initial_lr", None)
                     # An option that merely repeats the optimizer's own still follows it (and its scheduler).
                     own = {key for key, value in options.items() if original.get(key) != value} | set(NOT_AN_OPTION)
                     fresh.append(part)
