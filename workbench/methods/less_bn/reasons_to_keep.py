@@ -23,11 +23,7 @@ def reason_to_keep(
 ) -> str:
     """Return why a BatchNorm cannot be taken out of a network; empty where it can.
 
-    Args:
-        norm: Of the model.
-        rest: The children that a call of it runs after it has normalised; None where a call does something else.
-        model: The network.
-        read_elsewhere: As from `read_elsewhere_in`.
+    ``rest`` are the children that a call of it runs after it has normalised; None where a call does something else.
     """
     own = {id(tensor) for tensor in [*norm.parameters(), *norm.buffers()]}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -32,6 +32,7 @@ REDUCE_RATIO = 1.0 / math.sqrt(2.0)
 """What a scale is multiplied by on overflow; MindSpore's number."""
 GROWTH_RATIO = 2.0 ** (1.0 / 1000.0)
 """What a scale is multiplied by otherwise; MindSpore's number."""
+_BEYOND_FLOAT32 = math.nextafter(FLOAT32_MAX, math.inf)
 Unscaling = Literal["used", "updated"]
 """``"used"``: divide by the scale the backward pass multiplied by; ``"updated"``: by the next one, as the reference."""
 
@@ -117,7 +118,7 @@ class GroupLossScaleManager(nn.Module):
         unscale_with: Unscaling = "used",
     ) -> None:
         super().__init__()
-        self.init_loss_scale = _checked_scales("init_loss_scale", init_loss_scale)
+        self.init_loss_scale = _checked_scales(init_loss_scale)
         self.reduce_ratio = checked_number("reduce_ratio", _plain(reduce_ratio), above=0.0, below=1.0)
         self.growth_ratio = checked_number("growth_ratio", _plain(growth_ratio), least=1.0)
         self.growth_window = checked_window("growth_window", growth_window)
@@ -187,7 +188,7 @@ class GroupLossScaleManager(nn.Module):
             ValueError: When a scale is not positive or there is not one per group.
         """
         number = checked_count("loss_scale_number", loss_scale_number, 0, kind="an integer")
-        scales = _checked_scales("init_loss_scale", init_loss_scale)
+        scales = _checked_scales(init_loss_scale)
         values = (scales,) * number if isinstance(scales, float) else scales
         if len(values) != number:
             raise ValueError(f"`init_loss_scale` must hold one scale per group ({number}), got {len(values)}")
@@ -262,12 +263,7 @@ class GroupLossScaleManager(nn.Module):
         return torch.where(still, scales, moved), torch.where(still, self.finite_steps, steps)
 
     def update(self, overflowed: Tensor, held: Tensor) -> None:
-        """Follow one step on the device.
-
-        Args:
-            overflowed: As for `next_scales`.
-            held: Likewise.
-        """
+        """Follow one step on the device, see `next_scales`."""
         with torch.no_grad():
             scales, steps = self.next_scales(overflowed, held)
             self.group_scales.copy_(scales)
@@ -362,21 +358,16 @@ class _Refusing(torch.autograd.Function):
         )
 
 
-def _checked_scales(name: str, value: object) -> float | tuple[float, ...]:
+def _checked_scales(value: object) -> float | tuple[float, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         if not value:
-            raise ValueError(f"`{name}` must be a scale or one per group, got an empty list")
-        return tuple(_checked_scale(name, entry) for entry in value)
-    return _checked_scale(name, value)
+            raise ValueError("`init_loss_scale` must be a scale or one per group, got an empty list")
+        return tuple(map(_checked_scale, value))
+    return _checked_scale(value)
 
 
-def _checked_scale(name: str, value: object) -> float:
-    number = _plain(value)
-    if isinstance(number, bool) or not isinstance(number, Real):
-        raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {value!r}")
-    if not 0.0 < float(number) <= FLOAT32_MAX:
-        raise ValueError(f"`{name}` must lie in (0, {FLOAT32_MAX:.4g}] (float32), got {value!r}")
-    return float(number)
+def _checked_scale(value: object) -> float:
+    return checked_number("init_loss_scale", _plain(value), above=0.0, below=_BEYOND_FLOAT32)
 
 
 def _plain(value: Any) -> Any:
