@@ -335,6 +335,13 @@ def test_rates_that_all_stand_in_the_groups_keep_their_ratios() -> None:
     assert [group["lr"] for group in boosted.optimizer.param_groups] == pytest.approx([0.002, 0.001])
 
 
+def test_what_a_criterion_trains_gets_the_rate_that_muon_has_for_the_rest() -> None:
+    net, temperature = nn.Linear(4, 2), nn.Parameter(torch.ones(3))
+    config = {**OFF, "optimizer": {"name": "Muon", "aux_lr": 0.02}}
+    boosted = apply(config, net, SGD([*net.parameters(), temperature], lr=0.1))
+    assert [group["lr"] for group in boosted.optimizer.param_groups] == [0.02, 0.02]
+
+
 def test_a_named_optimizer_that_does_not_take_sparse_gradients_is_refused_before_anything_is_trained() -> None:
     net = nn.ModuleDict({"table": nn.Embedding(4, 2, sparse=True), "head": nn.Linear(2, 1)})
     with pytest.raises(ValueError, match=r"of table.weight are sparse; set `optimizer.name` to SGD or Adagrad, or"):

@@ -115,6 +115,10 @@ class Muon(StepOptimizer):
             self.param_groups.pop()
             raise ValueError("a group with `matrices` holds a parameter that is complex or no matrix")
 
+    def over_groups(self, groups: Sequence[dict[str, Any]]) -> Muon:
+        """Return an optimizer with these arguments over other groups; ``aux_lr`` is no option of a group."""
+        return Muon(groups, aux_lr=self._aux_rate, **self.defaults)
+
     def _step(self) -> None:
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
         carried = self.carried_scale
