@@ -553,3 +553,15 @@ def test_the_optimizer_of_another_model_is_refused(name: str | None) -> None:
     config = {} if name is None else {"optimizer": {"name": name}}
     with pytest.raises(ValueError, match="the optimizer holds none of the model's parameters"):
         apply(config, nn.Linear(3, 1), SGD(nn.Linear(3, 1).parameters(), lr=0.1))
+
+
+def test_the_state_of_a_run_of_another_length_is_refused_before_anything_is_changed() -> None:
+    def a_run(total_steps: int) -> Boosted:
+        net = nn.Linear(2, 1)
+        return apply({**OFF, "schedule": {"shape": "cosine"}}, net, SGD(net.parameters(), lr=0.1), total_steps)
+
+    run = a_run(8)
+    before = copy.deepcopy(run.model)
+    with pytest.raises(ValueError, match="has 4 batches of the loader, but was set up for 8"):
+        run.load_state_dict(a_run(4).state_dict())
+    assert_same(run.model, before)

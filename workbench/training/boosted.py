@@ -193,7 +193,8 @@ class Boosted(TrainingStep):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` of the same set-up was taken, with the same bits on a CPU.
 
-        A RuntimeError, before anything is changed, if the set-up or the model is another.
+        A RuntimeError, before anything is changed, if the set-up or the model is another; a ValueError if the length of
+        the run is.
         """
         model = unwrapped(self.model)
         self._refuse_state_of_another(state.get("set_up"))
@@ -204,14 +205,14 @@ class Boosted(TrainingStep):
                 f"apply(), or the model differs: {', '.join(other[:3])}{', ...' if len(other) > 3 else ''} "
                 "exist on one side only; boosted.model.load_state_dict() takes the weights alone"
             )
+        if self.course.has_schedule:
+            self.course.load_state_dict(state["course"])
         model.load_state_dict(saved)
         if "outside" in state:  # earlier checkpoints have only what is in the model
             nn.ParameterDict(self._trained.outside()).load_state_dict(state["outside"])
         if "criterion" in state and isinstance(self.criterion, nn.Module):  # which earlier checkpoints left out
             self.criterion.load_state_dict(state["criterion"])
         self.course.order.load_state_dict(state.get("data", {}))
-        if self.course.has_schedule:
-            self.course.load_state_dict(state["course"])
         for name in _STATEFUL:
             getattr(self, name).load_state_dict(state[name])
         for name, hook in self.hooks.items():
