@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -463,3 +464,12 @@ def test_ranks_with_different_models_are_told_so(pair: Ranks) -> None:
 def test_ranks_with_random_depth_keep_the_same_parameters(pair: Ranks) -> None:
     one, other = pair.run(distribute_random_depth)
     assert one == other
+
+
+def test_one_auto_boost_reduces_a_network_whatever_another_had_to_offer() -> None:
+    boost = AutoBoost("O1", ONLY_LESS_BN)
+    for network, removed in ((nn.Linear(3, 2), ()), (Net(Block()), ("block.bn1",))):
+        with pytest.warns(UserWarning, match="less_bn") if not removed else contextlib.nullcontext():
+            boost.network_auto_process_train(network, SGD(network.parameters(), lr=0.1))
+        assert network.less_bn_report.removed == removed
+        assert boost.plan.less_bn == bool(removed)

@@ -223,6 +223,7 @@ class AutoBoost:
     ) -> None:
         self.config = read_config(boost_config_dict)
         self.plan = self.config.resolve(level, world_size=ranks.world_size() if world_size is None else world_size)
+        self._asked_for = self.plan
         self.level = level
         self.seed = seed
         #: What became of the network, one line each; empty before it was processed.
@@ -245,6 +246,7 @@ class AutoBoost:
                 classification. A network that ends in torch's criterion says so itself.
             example_inputs: What methods may call the network with, see :func:`workbench.apply`.
         """
+        self.plan = self._asked_for  # what found no work in another network may have some in this one
         preparation = Preparation(
             network,
             optimizer,
