@@ -1,6 +1,6 @@
 """Everything that is trained: a model's parameters, and those that its optimizer alone holds.
 
-The model knows nothing of a criterion's parameters, for example. Who gives them to the optimizer wants them kept in
+The model knows nothing of a criterion's parameters, for example. If they are given to the optimizer, they have to be in
 checkpoints and equal on all ranks, too.
 """
 

@@ -42,9 +42,9 @@ class RunState:
             self.loss_scale = record.loss_scale_after
 
     def collapse(self, records: Sequence[StepRecord], scaling: LossScaling, n_micro: int) -> list[Event]:
-        """Diverge if the loss scale has collapsed in further steps, with so many micro-batches per update; return how.
+        """Diverge if the loss scale has collapsed in further steps; return the event that says so, if there is one.
 
-        That is no event or one.
+        An update takes ``n_micro`` micro-batches.
         """
         windows = [record for record in records if record.accumulated == n_micro]
         if scaling.collapse_after is None or not scaling.drop_overflow_update or not windows:

@@ -129,8 +129,8 @@ def joined_units(
     """Return the parts of a model that may have loss scales of their own: lists of units that share a parameter.
 
     A weight that is used outside of every unit has the scale 1 there, so its unit cannot have another and is left out.
-    ``regions`` has, per parameter the indices (into ``names``) of the innermost modules that use it, or
-    None.
+    ``regions`` has for each parameter the indices (into ``names``) of the innermost modules that use it, and None where
+    it is used outside of all modules.
     """
     parent = {unit: unit for unit in units}
 
