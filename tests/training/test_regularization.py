@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 import workbench
 from tests.kit.runs import train_and_watch
-from tests.kit.twins import assert_same
+from tests.kit.twins import assert_same, through_file
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig
 from workbench.methods.regularization.method import decay_at, smoothed, why_no_smoothing
@@ -268,6 +268,22 @@ def test_before_the_first_update_the_weights_themselves_are_evaluated() -> None:
     before = state(model)
     with boosted.evaluating():
         assert all(torch.equal(one, other) for one, other in zip(state(model), before, strict=True))
+
+
+def test_what_is_left_in_the_model_stays_until_training_goes_on_even_from_a_file() -> None:
+    boosted = trained(network())
+    with boosted.evaluating():
+        average = state(boosted.model)
+    boosted.leave_weights_to_use(boosted.model)
+    resumed = boosted_with(EMA, network())
+    resumed.load_state_dict(through_file(boosted.state_dict()))
+    for one in (boosted, resumed):
+        assert all(map(torch.equal, state(one.model), average))
+        step(one, batches()[0])
+        weights = state(one.model)
+        with one.evaluating():
+            assert not torch.equal(state(one.model)[0], weights[0])
+        assert all(map(torch.equal, state(one.model), weights))
 
 
 def test_an_update_that_overflowed_leaves_the_average_as_it_is() -> None:

@@ -44,9 +44,6 @@ class Boosted(TrainingStep):
             accuracy = evaluate(model)
     """
 
-    #: Whether the model has the weights to use already, since training is over; an evaluation then changes nothing.
-    has_weights_to_use = False
-
     @property
     def updates(self) -> int | None:
         """Return the updates of the whole run; None until its length is known."""

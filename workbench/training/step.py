@@ -59,6 +59,9 @@ GradientObserver = Callable[[list[nn.Parameter]], object]
 class TrainingStep:
     """The step of a model and its optimizer under a plan; `Boosted` adds what surrounds the steps of a run."""
 
+    #: Whether the model has the weights to use already, since training is over; an evaluation then changes nothing.
+    has_weights_to_use = False
+
     def __init__(
         self,
         model: nn.Module,  # processed
@@ -360,6 +363,7 @@ class TrainingStep:
         if scaling.drop_overflow_update:
             scaling.after_window(overflow)
         mark_stepped(self.optimizer)  # an update was attempted
+        self.has_weights_to_use = False
         self._schedule.advance()
         clear_gradients(self.optimizer)
         self.frozen_groups = self._schedule.begin_step()
