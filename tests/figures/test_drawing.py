@@ -77,3 +77,33 @@ def test_a_line_of_one_point_is_a_dot_in_its_colour_as_plotly_draws_no_such_line
     drawing.line(([1.0] * n_points, [2.0] * n_points), Stroke("#0072B2"))
     assert drawing.traces[0]["mode"] == mode
     assert drawing.figure().data[0].line.color == "#0072B2"
+
+
+def test_words_of_a_hover_box_stand_in_lines_that_fit_into_a_narrow_figure() -> None:
+    summary = "length 0.226, linear + batch x 2 + label smoothing 0.2 + SGD (lr 0.0536, momentum 0.9)"
+    drawing = Drawing("Why?", height=300)
+    said = [[7, f"Trial 7 ({summary}) is faster.<br>Drop 0.1 points."], [8, "Trial 8 is not."]]
+    drawing.add("scatter", "%{customdata[1]}", x=[1, 2], y=[1, 2], customdata=said)
+    (number, text), other = drawing.traces[0]["customdata"]
+    lines = text.split("<br>")
+    assert (number, other, lines[-1]) == (7, [8, "Trial 8 is not."], "Drop 0.1 points.")
+    assert " ".join(lines[:-1]) == f"Trial 7 ({summary}) is faster."
+    assert max(map(len, lines)) <= 48
+
+
+@pytest.mark.parametrize(("last", "ticks"), [(3, 1), (7, 1), (8, None), (300, None)])
+def test_steps_are_numbered_by_whole_numbers_however_few_they_are(last: int, ticks: int | None) -> None:
+    drawing = Drawing("Why?", height=300, rows=(1, 1))
+    drawing.line(([0.0, None, 2.0], [1.0, None, 2.0]), Stroke("#0072B2"))
+    drawing.line(([0.0, float(last)], [1.0, 2.0]), Stroke("#0072B2"), row=2)
+    drawing.set_steps()
+    axis = drawing.figure().layout.xaxis2
+    assert (axis.dtick, axis.title.text) == (ticks, "Step (batches)")
+
+
+def test_steps_of_one_row_are_numbered_by_what_stands_in_it() -> None:
+    drawing = Drawing("Why?", height=300)
+    drawing.line(([0.0, 3.0], [1.0, 2.0]), Stroke("#0072B2"))
+    drawing.bars(([0.0, 90.0], [1.0, 2.0]), "#0072B2", "", row=2)
+    drawing.set_steps(row=1)
+    assert drawing.figure().layout.xaxis.dtick == 1

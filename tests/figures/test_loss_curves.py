@@ -61,3 +61,7 @@ def test_a_row_that_nobody_has_is_left_out() -> None:
 def test_a_long_run_is_thinned() -> None:
     figure = loss_curves_figure([RunCurve("a", _frame(np.sin(np.arange(100_000)).tolist()))])
     assert len(figure.data[0].x) <= 4000
+
+
+def test_a_short_run_has_no_steps_between_its_steps() -> None:
+    assert loss_curves_figure([RunCurve("O1", _frame([4.0, 3.0, 2.0, 1.0]))]).layout.xaxis.dtick == 1

@@ -29,7 +29,7 @@ def test_best_so_far_ignores_what_breaks_the_constraint() -> None:
 def test_history_names_no_winner_marks_penalties_at_the_edge_and_every_point_carries_its_trial() -> None:
     trials = [_trial(0, 1.0), _trial(7, 0.9, feasible=True), _trial(8, 1e6)]
     figure = study_history_figure(trials, objective="Time to target (O0 steps)")
-    title = "What each trial scored in one run, and the lowest score within the allowed drop"
+    title = "What each trial scored, and the lowest score within the allowed drop"
     assert unmarked(figure.layout.title.text) == title
     assert figure.layout.yaxis.title.text == "Time to target (O0 steps)"
     beyond = next(t for t in figure.data if t.name == "beyond this axis")

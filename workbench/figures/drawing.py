@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 
 from workbench.figures.labels import compact, power_ticks, sentence, unmarked, wrapped
@@ -49,7 +51,8 @@ OVERFLOW = Mark("x", 9, VERMILLION)
 
 _MOST_TICKS = 6  # of a logarithmic axis
 # Beside a panel's controls a figure is 376 pixels wide or more; plotly breaks no lines by itself.
-_TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH = 43, 57, 48  # characters of a wide font
+_TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH, _HOVER_WIDTH = 43, 57, 48, 48  # characters of a wide font
+_FEWEST_NUMBERS = 8  # from here on plotly chooses whole numbers by itself
 
 
 class Drawing:
@@ -112,10 +115,13 @@ class Drawing:
         """Add a trace of one of plotly's kinds, with plotly's own properties, of which None leaves one out.
 
         ``hover`` is a sentence about a point, plotly's ``hovertemplate``, empty for none; the axes of a row
-        have its number. Of a kind of points that there are none of, nothing is added, to the legend neither.
+        have its number. Of a kind of points that there are none of, nothing is added, to the legend neither. Words
+        in ``customdata`` are broken into lines: a box wider than the figure would be cut off.
         """
         if not len(properties["x"]):
             return
+        if isinstance(properties.get("customdata"), list):
+            properties["customdata"] = [list(map(_broken, carried)) for carried in properties["customdata"]]
         box = "" if "<extra>" in hover else "<extra></extra>"  # else plotly writes the trace's name beside
         shown = {"hovertemplate": hover + box} if hover else {"hoverinfo": "skip"}
         number = _numbered(row)
@@ -202,9 +208,11 @@ class Drawing:
         ends = [math.log10(low), math.log10(high)]
         self.set_y(title, row=row, tickvals=ticks, ticktext=list(map(compact, ticks)), range=ends)
 
-    def set_steps(self, **properties: Any) -> None:
-        """Make the x axis one of steps."""
-        self.set_x("Step (batches)", tickformat=",~f", **properties)
+    def set_steps(self, *, row: int | None = None, **properties: Any) -> None:
+        """Make the x axis, as in `set_x`, one of the steps of what is drawn along it."""
+        along = [trace["x"] for trace in self.traces if row is None or trace["xaxis"] == f"x{_numbered(row)}"]
+        steps = np.concatenate([np.asarray(x, dtype=np.float64) for x in along]) if along else np.zeros(1)
+        self.set_x("Step (batches)", row=row, tickformat=",~f", **whole_ticks(steps), **properties)
 
     def show_legend(self, room: int = 92) -> None:
         """Show the legend below the plot, where it and the axis get so many pixels."""
@@ -253,6 +261,11 @@ def interval(middle: Any, low: Any, high: Any, colour: str, *, thickness: float 
     return {"type": "data", "symmetric": False, **bars, "color": colour, "thickness": thickness, "visible": is_known}
 
 
+def whole_ticks(values: npt.ArrayLike) -> Properties:
+    """Return what keeps an axis of whole numbers, NaN aside, from being numbered between them where it is short."""
+    return {"dtick": 1} if np.nanmax(values) - np.nanmin(values) < _FEWEST_NUMBERS else {}
+
+
 def shares_of(sizes: Sequence[float], spacing: float) -> list[tuple[float, float]]:
     """Divide [0, 1] into parts of these relative sizes, with so much room between two; return the ends of each."""
     room = (1.0 - spacing * (len(sizes) - 1)) / sum(sizes)
@@ -266,6 +279,14 @@ def shares_of(sizes: Sequence[float], spacing: float) -> list[tuple[float, float
 def _numbered(row: int) -> str:
     """Return what plotly writes behind the name of a row's axis."""
     return "" if row == 1 else str(row)
+
+
+def _broken(carried: Any) -> Any:
+    """Return a sentence of a hover box in lines, and anything else as it is."""
+    if not isinstance(carried, str) or len(unmarked(carried)) <= _HOVER_WIDTH:
+        return carried
+    lines = (textwrap.wrap(line, _HOVER_WIDTH, break_long_words=False) for line in carried.split("<br>"))
+    return "<br>".join(line for broken in lines for line in broken)
 
 
 def _merge(into: Properties, properties: Mapping[str, Any]) -> None:

@@ -127,7 +127,10 @@ def loss_curves_drawing(
         drawing.set_y(f"Training loss ({loss_unit})")
     if evaluated:
         drawing.set_y(shown.title, row=n_rows)
-    drawing.set_x(title)
+    if x == "step":
+        drawing.set_steps()
+    else:
+        drawing.set_x(title)
     return drawing
 
 

@@ -10,12 +10,11 @@ import numpy as np
 
 from workbench.core.records import TrialRecord
 from workbench.core.trial_counts import BEYOND, UNSURE, WITHIN, TrialCounts, count_trials, outcome_of
-from workbench.figures.drawing import Drawing, Mark, Stroke
+from workbench.figures.drawing import Drawing, Mark, Stroke, whole_ticks
 from workbench.figures.labels import plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, Theme
 
 _QUESTION = "Was the search still finding better set-ups?"
-_FEWEST_NUMBERS = 8  # from here on plotly chooses whole numbers by itself
 _KINDS = {"pruned": "pruned", "O0": "baseline", WITHIN: "feasible", UNSURE: "unsure", BEYOND: "infeasible"}
 _STYLES: dict[str, tuple[Mark, str]] = {
     "baseline": (Mark("star", 14, ORANGE), "O0, the baseline"),
@@ -96,9 +95,7 @@ def study_history_drawing(
         )
     hover, stroke = "Up to trial %{x} the lowest score was %{y:.4g}.", Stroke(GREEN, shape="hv")
     drawing.line((numbers.numbers, numbers.best), stroke, hover, name="lowest score so far within the allowed drop")
-    is_short = max(numbers.numbers) - min(numbers.numbers) < _FEWEST_NUMBERS
-    # Of few trials plotly would number halves, and their labels would repeat each other.
-    drawing.set_x("Trial number", tickformat="d", **({"dtick": 1} if is_short else {}))
+    drawing.set_x("Trial number", tickformat="d", **whole_ticks(numbers.numbers))
     drawing.set_y(objective)
     drawing.show_legend()
     return drawing
@@ -120,4 +117,4 @@ def value_ceiling(trials: Sequence[TrialRecord]) -> float:
 def _answer(numbers: StudyHistoryNumbers) -> str:
     if not math.isfinite(numbers.best[-1]):
         return "No trial stays within the allowed drop yet"
-    return "What each trial scored in one run, and the lowest score within the allowed drop"
+    return "What each trial scored, and the lowest score within the allowed drop"
