@@ -12,6 +12,7 @@ from workbench.core.records import Choice, TrialRecord, TunedPlain, Verdict
 from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.drawing import figure_text
 from workbench.figures.labels import unmarked
+from workbench.figures.speed_accuracy import FAR_BEYOND
 
 ACCURACY = MetricScale("accuracy")
 
@@ -138,6 +139,43 @@ def test_a_trial_given_up_early_does_not_squeeze_the_picture() -> None:
     pruned = next(t for t in figure.data if t.name == "pruned or failed")
     assert list(pruned.y) == [low]
     assert "reached 20.00 %" in pruned.customdata[0][1]
+
+
+@pytest.mark.parametrize(("metric", "lost", "near", "mark"), [
+    (ACCURACY, 0.45, 0.886, "triangle-down-open"),
+    (MetricScale("loss", higher_is_better=False), 1.3, 0.914, "triangle-up-open"),
+])  # fmt: skip
+def test_trials_far_beyond_the_drop_stand_on_the_edge_so_that_the_drop_can_be_seen(
+    metric: MetricScale, lost: float, near: float, mark: str
+) -> None:
+    trials = [
+        _trial(0, metric=0.9),
+        _trial(1, 0.5, metric=0.902, feasible=True),
+        _trial(2, 0.4, metric=near),
+        _trial(3, 0.1, metric=lost),
+    ]
+    figure = speed_accuracy_figure(trials, metric=metric, allowed_drops={"o1": 0.005})
+    low, high = (end / metric.factor for end in figure.layout.yaxis.range)
+    assert low < near < high
+    assert high - low < 0.04
+    beyond, far = (next(t for t in figure.data if t.name == name) for name in ("beyond the allowed drop", FAR_BEYOND))
+    assert [row[0] for row in (*beyond.customdata, *far.customdata)] == [2, 3]
+    assert far.marker.symbol == mark
+    assert far.y[0] / metric.factor == (low if metric.higher_is_better else high)
+    assert metric.value_text(lost) in far.customdata[0][1].replace("<br>", " ")
+    front = next(t for t in figure.data if t.name == "Pareto front")
+    assert 10.0 not in front.x, "it would run along the edge"
+
+
+def test_hover_text_of_candidate_and_tuned_plain_says_a_gain_as_one() -> None:
+    gained = _candidate(drop=-0.002, drop_bound=0.003, allowed_drop=0.005, verdict=Verdict.CONFIRMED)
+    (point,) = speed_accuracy_numbers(TRIALS, [gained], metric=ACCURACY).candidates
+    said = "The accuracy is 0.2 points better (95 % bound 0.3 points worse; 0.5 points allowed): confirmed."
+    assert point.text.split("<br>")[1] == said
+    plain = {"o1": (TunedPlain("length 0.5", {}, 0.5, drop=-0.002), 2.0)}
+    figure = speed_accuracy_figure(TRIALS, metric=ACCURACY, tuned_plain=plain)
+    trace = next(t for t in figure.data if t.name == "tuned plain")
+    assert (trace.customdata[0][2], "drops" in trace.hovertemplate) == ("0.2 points better", False)
 
 
 def test_hover_text_is_a_sentence_and_cannot_be_broken() -> None:

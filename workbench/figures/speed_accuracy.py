@@ -18,7 +18,9 @@ VERDICT_SYMBOLS: dict[Verdict, str] = {Verdict.CONFIRMED: "✓", Verdict.UNDECID
 
 _QUESTION = "How much faster can this task be trained, and what does that cost?"
 _GIVEN_UP = "pruned or failed"
+FAR_BEYOND = "far beyond, off this axis"
 _LEGEND_WIDTH = 190  # pixels of a column, for the longest name: by default all are as wide, and stand below each other
+_FAR = 3  # times the range that the decision is made in
 _TRIAL_MARKS = {
     WITHIN: Mark("circle", 9, translucent(BLUE, 0.8)),
     WITHIN_SOME: Mark("circle-dot", 9, SKY, edge=1.4),
@@ -124,7 +126,7 @@ def speed_accuracy_drawing(
         return Drawing.empty(_answer(choices), f"{who} has both a measured speed and a metric.", theme=theme)
     drawing = Drawing(_answer(choices), _detail(numbers, metric), theme=theme, height=height)
     low, high = _metric_range(numbers)
-    _add_trials(drawing, numbers, low, high)
+    _add_trials(drawing, numbers, low, high, "triangle-down-open" if metric.higher_is_better else "triangle-up-open")
     if math.isfinite(numbers.baseline):
         hover, mark = "O0, the baseline everything is compared with.", Mark("star", 16, ORANGE)
         # Off the upright line and that of the allowed drop; tuned plain, named on the other side, may stand at the same
@@ -160,9 +162,9 @@ def _trial_point(
 def _candidate_point(c: CandidateRecord, metric: MetricScale, baseline: float, sign: float) -> CandidatePoint:
     text = (
         f"{plain(c.label)} ({plain(c.summary)}) is {c.speedup:.2f} x as fast as O0 "
-        f"({c.speedup_low:.2f} to {c.speedup_high:.2f}).<br>Drop {metric.difference_text(c.drop)}, "
-        f"at most {metric.difference_text(c.drop_bound)}; "
-        f"allowed {metric.difference_text(c.allowed_drop)}: {c.verdict}."
+        f"({c.speedup_low:.2f} to {c.speedup_high:.2f}).<br>The {plain(metric.name)} is {metric.change_text(c.drop)} "
+        f"(95 % bound {metric.change_text(c.drop_bound)}; {metric.difference_text(c.allowed_drop)} allowed): "
+        f"{c.verdict}."
     )
     mean, bound = ((baseline - sign * drop) * metric.factor for drop in (c.drop, c.drop_bound))
     return CandidatePoint(c, mean, bound, text)
@@ -203,25 +205,27 @@ def _pareto_front(trials: Sequence[TrialPoint], baseline: float, sign: float) ->
     return tuple(reversed(front))
 
 
-def _add_trials(drawing: Drawing, numbers: SpeedAccuracyNumbers, low: float, high: float) -> None:
+def _add_trials(drawing: Drawing, numbers: SpeedAccuracyNumbers, low: float, high: float, downward: str) -> None:
     """Add the Pareto front and the trials.
 
-    Trials that were given up early lie far away; the eye belongs where the decision is made, so they stand on the edge
-    and their hover text keeps the true number.
+    What was given up early or lost much lies far away; the eye belongs where the decision is made, so it stands on the
+    edge, where ``downward`` points on, and its hover text keeps the true number.
     """
-    if len(numbers.front) > 1:
-        x, y = [speedup for speedup, _ in numbers.front], [min(max(value, low), high) for _, value in numbers.front]
+    front = [(speedup, value) for speedup, value in numbers.front if low <= value <= high]
+    if len(front) > 1:
+        x, y = zip(*front, strict=True)
         # Down first, then on: whatever lies below and left of this staircase is beaten by one of its corners.
         stroke = Stroke(translucent(SKY, 0.8), 1.6, shape="vh")
         drawing.line((x, y), stroke, name="Pareto front", legendrank=1001)  # drawn beneath the points, named after them
-    for beginning, mark in _TRIAL_MARKS.items():
-        chosen = [p for p in numbers.trials if p.kind.startswith(beginning)]
+    kinds = [FAR_BEYOND if p.kind == BEYOND and not low <= p.metric <= high else p.kind for p in numbers.trials]
+    for beginning, mark in {**_TRIAL_MARKS, FAR_BEYOND: Mark(downward, 10, GREY, edge=1.6)}.items():
+        chosen = [p for p, kind in zip(numbers.trials, kinds, strict=True) if kind.startswith(beginning)]
         drawing.marks(
             ([p.speedup for p in chosen], [min(max(p.metric, low), high) for p in chosen]),
             mark,
             "%{customdata[1]}",
             cliponaxis=False,
-            name=" / ".join(dict.fromkeys(p.kind for p in chosen)),
+            name=" / ".join(dict.fromkeys(kind for kind in kinds if kind.startswith(beginning))),
             customdata=[[p.number, p.text] for p in chosen],
         )
 
@@ -238,12 +242,12 @@ def _add_tuned_plain(
     drawing.marks(
         ([speed for speed, _ in shown], [value for _, value in shown]),
         Mark("star-diamond", 14, ORANGE),
-        "Tuned plain (%{customdata[1]}) is %{x:.2f} x as fast as O0 and drops %{customdata[2]}.",
+        "Tuned plain (%{customdata[1]}) is %{x:.2f} x as fast as O0 and %{customdata[2]}.",
         text=["tuned plain"] * len(shown),
         textposition="bottom right",
         cliponaxis=False,
         name="tuned plain",
-        customdata=[[-1, plain(tuned.summary), metric.difference_text(tuned.drop)] for tuned in shown.values()],
+        customdata=[[-1, plain(tuned.summary), metric.change_text(tuned.drop)] for tuned in shown.values()],
     )
 
 
@@ -289,10 +293,15 @@ def _add_bounds(drawing: Drawing, numbers: SpeedAccuracyNumbers) -> None:
 
 
 def _metric_range(numbers: SpeedAccuracyNumbers) -> tuple[float, float]:
-    """Return the y range that shows every finished trial, every candidate with its bound, and every line."""
-    values = [t.metric for t in numbers.trials if t.kind != _GIVEN_UP] or [t.metric for t in numbers.trials]
+    """Return the y range of trials within the drop, candidates and their bounds, lines, and what is near these."""
+    values = [t.metric for t in numbers.trials if t.kind not in (_GIVEN_UP, BEYOND)]
     values += [v for c in numbers.candidates for v in (c.metric, c.metric_bound)]
     values += [*numbers.bounds.values(), numbers.baseline]
     finite = [v for v in values if math.isfinite(v)]
+    beyond = [t.metric for t in numbers.trials if t.kind == BEYOND]
+    if len(set(finite)) > 1:
+        reach = _FAR * (max(finite) - min(finite))
+        beyond = [v for v in beyond if min(finite) - reach <= v <= max(finite) + reach]
+    finite = [*finite, *beyond] or [t.metric for t in numbers.trials]
     margin = 0.16 * (max(finite) - min(finite)) or max(abs(finite[0]) * 0.01, 1e-6)
     return min(finite) - margin, max(finite) + margin
