@@ -35,3 +35,8 @@ def test_importance_has_an_empty_state_and_a_tie_state() -> None:
     assert importance_figure({"a": 0.5, "b": 0.5}).layout.title.text == "a mattered most"
     assert importance_figure({"a": 2.0}).layout.title.text == "a mattered most"
     assert importance_figure({"a": 2.0}).layout.xaxis.title.text == "Importance (%)"
+
+
+@pytest.mark.parametrize(("most", "ticks"), [(0.95, (0, 20, 40, 60, 80, 100)), (0.6, None)])
+def test_the_axis_has_no_share_above_all(most: float, ticks: tuple[int, ...] | None) -> None:
+    assert importance_figure({"a": most, "b": 1 - most}).layout.xaxis.tickvals == ticks

@@ -150,6 +150,23 @@ def test_of_a_constant_objective_no_parameter_stands_out(n_parameters: int, n_di
     assert sum(importance.values()) == pytest.approx(1.0)
 
 
+def test_of_a_parameter_that_hardly_any_trial_has_drawn_no_importance_is_told() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+
+    def objective(trial: optuna.Trial) -> float:
+        if trial.number % 6 == 3:
+            return 10.0 + trial.suggest_float("lr[AdamW]", 0, 1)
+        return trial.suggest_float("lr[SGD]", 0, 1)
+
+    study.optimize(objective, n_trials=24)
+    assert "lr[AdamW]" in optuna.importance.get_param_importances(study)
+    importance, _ = answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
+    assert importance == {"lr[SGD]": 1.0}
+    study.optimize(objective, n_trials=6)  # the fifth
+    importance, _ = answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
+    assert importance.keys() == {"lr[SGD]", "lr[AdamW]"}
+
+
 class Lucky(FakeRunner):
     """With freeze_p 0.7 the target is reached early on the search's seed alone; over seeds 0.5 is faster."""
 

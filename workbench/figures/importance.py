@@ -55,7 +55,8 @@ def importance_drawing(importance: Mapping[str, float], *, theme: Theme = "auto"
         cliponaxis=False,
         name="importance",
     )
-    drawing.set_x("Importance (%)", range=[0, max(130 * max(numbers.shares), 1.0)])
+    reach = max(130 * max(numbers.shares), 1.0)  # with room for what is written behind the bars, but no share above 100
+    drawing.set_x("Importance (%)", range=[0, reach], tickvals=list(range(0, 101, 20)) if reach > 100 else None)
     drawing.set_y("", autorange="reversed", showgrid=False)
     drawing.set(showlegend=False, bargap=0.35)
     return drawing

@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,7 @@ from workbench.study.store.stored_records import candidates_of, trials_of
 
 __all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer", "write_note"]
 
-_FEWEST_SET_UPS = 5  # below, what matters for the objective is unknown
+_FEWEST_SET_UPS = 5  # below, what matters for the objective is unknown, also of those that have drawn a parameter
 _COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
 
 
@@ -279,7 +280,8 @@ def _where_o0_diverged(attributes: Mapping[str, Any], file: StudyFile) -> str:
 def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float], str]:
     """Return each parameter's share of the influence on the objective, or an empty dictionary and why, as a sentence.
 
-    If none matters all are 0, where Optuna's own shares would be equal.
+    If none matters all are 0, where Optuna's own shares would be equal. A parameter that hardly any trial has drawn, as
+    the rate of an optimizer that was soon given up, has none: Optuna compares those few trials with each other.
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     n_plans = sum("repeats" not in trial.user_attrs for trial in complete)
@@ -294,7 +296,9 @@ def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float],
     except (ValueError, RuntimeError) as error:
         return {}, f"There are too few trials to estimate the importance of the parameters ({first_line(error)})."
     settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
-    known = {name: float(one) for name, one in found.items() if math.isfinite(one)}
+    drawn = Counter(name for trial in complete for name in trial.params)
+    told = {name: one for name, one in found.items() if drawn[name] >= _FEWEST_SET_UPS}
+    known = {name: float(one) for name, one in told.items() if math.isfinite(one)}
     known = dict(sorted(known.items(), key=lambda one: (-one[1], one[0])))  # equal ones in the same order everywhere
     total = sum(known.values()) or 1.0
     return {name: one / total for name, one in known.items() if name not in settings}, ""
