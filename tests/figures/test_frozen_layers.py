@@ -45,7 +45,9 @@ def test_the_figure_answers_with_the_share_of_frozen_steps() -> None:
     assert unmarked(figure.layout.title.text) == "Frozen steps: 50 % of 4 steps"
     assert "25 % of the backward work" in unmarked(figure.layout.title.subtitle.text)
     assert [trace.type for trace in figure.data] == ["heatmap", "bar"]
-    assert figure.layout.xaxis.title.text == "Step (batches)"
+    assert (figure.layout.xaxis.title.text, figure.data[0].hovertemplate[:11]) == ("Update", "From update")
+    recorded = frozen_layers_figure(pd.DataFrame({"step": [0, 1], "frozen_groups": [0, 1]}), 3)
+    assert (recorded.layout.xaxis.title.text, recorded.data[0].hovertemplate[:9]) == ("Step (batches)", "From step")
     assert figure.layout.xaxis2.title.text == "Steps frozen (%)"
     assert len(frozen_layers_figure([]).data) == 0
 
@@ -110,4 +112,4 @@ def test_an_interval_around_nothing_claims_nothing() -> None:
 
 def test_a_schedule_in_whole_periods_is_named_by_its_share() -> None:
     figure = frozen_layers_figure([0, 0, 1, 2, 0, 0], 3, share=0.5)
-    assert figure_text(figure).startswith("Frozen steps: 50 %, here over 6 steps")
+    assert figure_text(figure).startswith("Frozen steps: 50 %, here over 6 updates")

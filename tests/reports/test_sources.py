@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.reports.synthetic_study import full_study
 from workbench.config import BoostConfig
@@ -29,6 +32,26 @@ def test_the_schedule_is_that_of_the_first_export_that_freezes(tmp_path: Path) -
     assert (sources.freezing.file, sources.freezing.n_groups) == ("boost_config.o2.json", 3)
     assert sources.freezing.frozen == freeze_index_sequence(3, 0, 0.5, 6)[:6]  # the steps it is made for
     assert sources.freezing.share == 0.5
+
+
+@pytest.mark.parametrize(("more", "n_updates"), [
+    ({}, 40),
+    ({"schedule.length": 0.5}, 20),
+    ({"schedule.length": 0.5, "batch.factor": 2.0}, 10),
+    ({"boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 4}, 10),
+])  # fmt: skip
+def test_the_schedule_is_as_long_as_a_run_of_the_study(tmp_path: Path, more: dict[str, Any], n_updates: int) -> None:
+    boost = {"mode": "manual", "less_bn": False, "grad_freeze": True}
+    config = BoostConfig.from_dict({"boost": boost, "grad_freeze": {"param_groups": 3}}).with_values(more)
+    assert config.grad_freeze.total_steps == 65536
+    config.save(tmp_path / "boost_config.o1.json")
+    study = full_study()
+    o0 = replace(study.trials[0], curve=((20, 0.9), (40, 0.97)))
+    sources = read_sources(
+        replace(study, trials=[o0, *study.trials[1:]], exported={"o1": tmp_path / "boost_config.o1.json"})
+    )
+    assert sources.freezing is not None
+    assert len(sources.freezing.frozen) == n_updates
 
 
 def test_a_study_that_exported_and_recorded_nothing_has_no_sources() -> None:

@@ -137,7 +137,7 @@ def test_the_rate_follows_the_batch_by_the_rule(rule: str, factor: float) -> Non
 
 
 def test_freezing_spans_the_updates_of_the_shorter_run() -> None:
-    from workbench.training.apply import fitted_config
+    from workbench.methods.in_effect import fitted_config
 
     freezing = {
         "boost": {"mode": "manual", "grad_freeze": True, "less_bn": False, "adasum": False},

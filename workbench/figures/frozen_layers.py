@@ -126,16 +126,16 @@ def frozen_layers_drawing(
 ) -> Drawing:
     """Draw the schedule as groups x steps, beside the share of steps each group rests and the time that saved.
 
-    ``schedule`` is the number of leading frozen groups per step ``[n_steps]``, or the step table of a run; without
+    ``schedule`` is the number of leading frozen groups per update ``[n_updates]``, or the step table of a run; without
     ``n_groups`` there is one group more than were ever frozen. ``share`` is the share of frozen steps that a schedule
     in whole periods has, for the title; NaN counts the steps given.
     """
-    numbers = frozen_layers_numbers(schedule, n_groups)
+    numbers, is_run = frozen_layers_numbers(schedule, n_groups), _is_run(schedule)
     if numbers.n_steps == 0:
         return Drawing.empty(_QUESTION, "No step has been scheduled or recorded yet.", theme=theme)
     title = f"Frozen steps: {percent(numbers.frozen_step_share)} of {counted(numbers.n_steps, 'step')}"
     if np.isfinite(share):
-        title = f"Frozen steps: {percent(share)}, here over {counted(numbers.n_steps, 'step')}"
+        title = f"Frozen steps: {percent(share)}, here over {counted(numbers.n_steps, 'update')}"
     lost = f"{percent(numbers.frozen_work_share)} of the backward work (all groups counted alike)"
     subtitle = f"frozen groups would have done {lost}; filled = frozen"
     if saved is not None:
@@ -144,7 +144,8 @@ def frozen_layers_drawing(
     groups, by_group = np.arange(1, numbers.n_groups + 1), numbers.frozen_share_by_group.tolist()
     drawing.add(
         "heatmap",
-        "From step %{x:,}, group %{y} is frozen in %{customdata:.0f} % of the steps.",
+        ("From step " if is_run else "From update ")
+        + "%{x:,}, group %{y} is frozen in %{customdata:.0f} % of the steps.",
         x=numbers.steps,
         y=groups,
         z=numbers.frozen,
@@ -173,6 +174,8 @@ def frozen_layers_drawing(
         _add_time(drawing, saved, lower)
     ticks = list(range(1, numbers.n_groups + 1, max(1, numbers.n_groups // 12)))
     drawing.set_steps(row=1, domain=left, showgrid=False)
+    if not is_run:
+        drawing.set_x("Update", row=1)
     drawing.set_y("Group (1 = input)", domain=upper, tickvals=ticks, autorange="reversed", showgrid=False)
     drawing.set_x("Steps frozen (%)", row=2, domain=right, anchor="y2", range=[0, 100])
     drawing.set(yaxis2={"anchor": "x2", "domain": upper, "matches": "y", "showticklabels": False})
@@ -221,8 +224,12 @@ def _resampled_medians(times: Floats, rng: np.random.Generator, repetitions: int
     return medians
 
 
+def _is_run(schedule: Schedule) -> bool:
+    return isinstance(schedule, pd.DataFrame) or (len(schedule) > 0 and isinstance(schedule[0], StepRecord))
+
+
 def _read_schedule(schedule: Schedule) -> tuple[Floats, npt.NDArray[np.int64]]:
-    if isinstance(schedule, pd.DataFrame) or (len(schedule) and isinstance(schedule[0], StepRecord)):
+    if _is_run(schedule):
         frame = steps_frame(cast(StepTable, schedule))
         return column(frame, "step"), np.nan_to_num(column(frame, "frozen_groups", 0.0)).astype(np.int64)
     frozen = np.asarray(schedule, dtype=np.int64)

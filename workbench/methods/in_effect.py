@@ -43,6 +43,13 @@ def fitted(plan: Plan, updates: int) -> BoostConfig:
     return reduce(lambda config, method: method.fitted(config, updates), _in_effect(plan).values(), plan.config)
 
 
+def fitted_config(config: BoostConfig, level: str, steps: int, world_size: int = 1) -> BoostConfig:
+    """Return a configuration as a run of ``steps`` loader batches takes it if methods change the number of passes."""
+    plan = config.resolve(level, world_size=world_size)
+    methods = MethodsInEffect(plan)
+    return config if methods.passes(steps) == steps else fitted(plan, methods.updates(steps))
+
+
 def _in_effect(plan: Plan) -> dict[str, Method]:
     return {entry.name: entry.load()(plan) for entry in METHODS if entry.is_in_effect(plan)}
 
@@ -125,6 +132,10 @@ class MethodsInEffect:
     def n_micro(self) -> int:
         """Return the micro-batches per update."""
         return math.prod(method.n_micro() for method in self._acting)
+
+    def updates(self, n_batches: int) -> int:
+        """Return the updates of a run over so many batches of the loader."""
+        return max(1, self.passes(n_batches) // self.n_micro())
 
     def update(self, model: nn.Module, optimizer: Optimizer) -> WeightUpdate:
         """Return what turns gradients into new weights: a method's update, or the optimizer's own step."""

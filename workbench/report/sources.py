@@ -33,7 +33,7 @@ class FreezingSchedule:
     """Which layers an exported configuration freezes."""
 
     file: str
-    frozen: Sequence[int]  # leading frozen groups of each step
+    frozen: Sequence[int]  # leading frozen groups of each update of a run
     n_groups: int
     share: float = float("nan")  # of steps that freeze, as the plan's summary says it; NaN counts them
 
@@ -84,7 +84,12 @@ def _freezing(answer: StudyResult, exported: Mapping[str, BoostConfig]) -> Freez
         plan = config.resolve("O1")
         for method in METHODS:
             if method.schedules_groups and method.is_in_effect(plan):
-                frozen, n_groups = method.load().groups_at_rest(config)
+                from workbench.methods.in_effect import MethodsInEffect, fitted_config  # torch, as the method itself
+
+                steps = max((step for trial in answer.trials[:1] for step, _ in trial.curve), default=0)  # O0's
+                fitted = fitted_config(config, plan.level, steps) if steps else config
+                frozen, n_groups = method.load().groups_at_rest(fitted)
+                n_updates = MethodsInEffect(plan).updates(steps) if steps else len(frozen)
                 share = getattr(config, method.section).frozen_share()
-                return FreezingSchedule(answer.exported[target].name, frozen, n_groups, share)
+                return FreezingSchedule(answer.exported[target].name, frozen[:n_updates], n_groups, share)
     return None

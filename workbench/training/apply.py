@@ -27,7 +27,7 @@ from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.facts import facts_of, learning_reasons
-from workbench.methods.in_effect import MethodsInEffect, fitted, prepare_
+from workbench.methods.in_effect import MethodsInEffect, fitted_config, prepare_
 from workbench.methods.parameter_groups import part_of_group, rebuild_optimizer, register_step_hooks
 from workbench.methods.plan_mark import boost_plan_of, mark_
 from workbench.methods.protocol import Preparation
@@ -180,14 +180,6 @@ def apply(
     if total_steps is not None:
         boosted.course.begin(total_steps)
     return boosted
-
-
-def fitted_config(config: BoostConfig, level: str, steps: int, world_size: int = 1) -> BoostConfig:
-    """Return a configuration as a run of ``steps`` loader batches takes it if methods change the number of passes."""
-    plan = config.resolve(level, world_size=world_size)
-    methods = MethodsInEffect(plan)
-    passes = methods.passes(steps)
-    return config if passes == steps else fitted(plan, max(1, passes // methods.n_micro()))
 
 
 class AutoBoost:
