@@ -81,6 +81,20 @@ def test_a_dragged_slider_is_one_edit_and_a_pause_begins_another(clock: Clock) -
     assert [shared.undo() or freeze_p(shared) for _ in range(3)] == [0.6, 0.3, first]
 
 
+@pytest.mark.parametrize("before", [{}, {"loss_scale.window": 20}])
+def test_a_slider_that_is_dragged_back_and_away_again_is_undone(clock: Clock, before: dict[str, Any]) -> None:
+    shared = SharedConfig()
+    shared.change(before)
+    began = shared.both()
+    first = freeze_p(shared)
+    for value in (0.6, first, 0.5, 0.4):
+        clock.now += 0.1
+        shared.change({"grad_freeze.freeze_p": value})
+    assert shared.undoes() == ["grad_freeze.freeze_p"]
+    shared.undo()
+    assert shared.both() == began
+
+
 def test_a_slider_that_is_dragged_back_leaves_nothing_to_undo(clock: Clock) -> None:
     shared = SharedConfig()
     shared.change(SLOW)

@@ -27,6 +27,7 @@ class SharedConfig:
 
     Attributes:
         network: What the network offers to the methods; None until one has been examined.
+        task: Name of the task whose network that is.
         kept: Name -> configuration and level kept under it.
     """
 
@@ -35,6 +36,7 @@ class SharedConfig:
         self._provenances: list[tuple[Setup, dict[str, Any]]] = []
         self._both = self._bare(config if config is not None else BoostConfig(), _checked_level(level))
         self.network: NetworkFacts | None = None
+        self.task = ""
         self.kept: dict[str, Setup] = {}
         self._past: list[Setup] = []
         self._future: list[Setup] = []
@@ -74,9 +76,17 @@ class SharedConfig:
         except ConfigError as error:
             return None, str(error)
 
-    def learn(self, network: NetworkFacts) -> None:
-        """Note what is known of the network from now on, and call all observers."""
-        self.network = network
+    def found_elsewhere(self) -> str:
+        """Return a sentence where the set-up was found on another task than the one of the panels; empty elsewhere."""
+        searched = (self.with_provenance()[0].provenance or {}).get("environment")
+        found_on = searched.get("task") if isinstance(searched, Mapping) else None
+        if not self.task or found_on in (None, self.task):
+            return ""
+        return f"found on the task {found_on}: what it gains and costs on {self.task} was not measured"
+
+    def learn(self, network: NetworkFacts, task: str = "") -> None:
+        """Note what is known of the network, and whose it is, from now on, and call all observers."""
+        self.network, self.task = network, task
         self._tell_observers()
 
     def set(self, config: BoostConfig, level: str | None = None, *, edited: bool = False) -> None:
@@ -167,8 +177,9 @@ class SharedConfig:
         before, when = self._last_edit
         if not (len(paths) == 1 and paths == before and now - when < _ONE_EDIT):
             self._past = [*self._past[-_EDITS_KEPT:], self._both]
-        elif self._past[-1] == new:  # back where the edit began
+        elif self._past[-1] == new:  # back where the edit began: there is none, and what follows is another
             self._past.pop()
+            paths = frozenset()
         self._future.clear()
         self._last_edit = paths, now
 
