@@ -96,6 +96,22 @@ def test_what_cannot_act_on_the_network_is_off_and_says_why(panel: ConfigPanel) 
     assert "freezing (frozen steps: 30 %)" in text_in(panel)
 
 
+def test_a_configuration_that_was_found_on_another_task_says_so_until_it_is_edited(panel: ConfigPanel) -> None:
+    remark = "found on the task theirs: what it gains and costs on mine was not measured"
+    panel.shared.learn(NetworkFacts(4, 4, 8, 4, 4, 4), "mine")
+    for found_on, is_foreign in (("theirs", True), ("mine", False), (None, False)):
+        provenance = {"task": "their_task.py:task", "environment": {"task": found_on} if found_on else "by hand"}
+        panel.shared.set(BoostConfig.from_dict({"schedule": {"length": 0.5}, "provenance": provenance}), "O1")
+        assert (remark in text_in(panel)) is is_foreign
+    panel.shared.set(BoostConfig.from_dict({"provenance": {"environment": {"task": "theirs"}}}), "O1")
+    assert remark in text_in(panel)
+    panel.shared.learn(NetworkFacts(4, 4, 8, 4, 4, 4), "theirs")
+    assert "found on the task" not in text_in(panel)
+    panel.shared.learn(NetworkFacts(4, 4, 8, 4, 4, 4), "mine")
+    panel.shared.change({"schedule.length": 0.7})
+    assert "found on the task" not in text_in(panel)
+
+
 def test_switches_left_to_the_level_are_named(panel: ConfigPanel) -> None:
     panel.shared.set(BoostConfig.from_dict({"boost": {"mode": "manual", "less_bn": True}}))
     assert "switches that are not named take the default of level O1: grad_freeze on; adasum" in text_in(panel)

@@ -402,3 +402,9 @@ def test_a_task_that_does_not_exist_says_so_at_once_and_until_another_is_named(k
     assert panel.where._reader.wait(LONG)
     assert "unknown task" not in text_in(panel)
     assert panel.state is PanelState.IDLE
+
+
+def test_a_configuration_that_was_found_on_another_task_says_so_where_it_is_trained(made: Make) -> None:
+    found = BoostConfig.from_dict({"schedule": {"length": 0.5}, "provenance": {"environment": {"task": "theirs"}}})
+    panel = made(small_task(), shared=SharedConfig(found, "O1"))
+    wait_until(lambda: "found on the task theirs" in text_in(panel), LONG)

@@ -258,7 +258,8 @@ class ConfigPanel(Panel):
             self.preset.show(config, level)
             self._show_switches(config, level, plan)
             self._show_controls(plan)
-            self._in_effect.value = error_html(problem) if plan is None else in_effect_html(plan)
+            known = error_html(problem) if plan is None else in_effect_html(plan, self.shared.found_elsewhere())
+            self._in_effect.value = known
             self.json.value = json.dumps(config.to_dict(), indent=2)
             self._json_problem.refuse("")
             self._difference.value = difference_html(config)

@@ -31,7 +31,7 @@ def learn_network(shared: SharedConfig, task: Task) -> None:
     from workbench.training.task_look import network_facts
 
     with contextlib.suppress(Exception):
-        shared.learn(network_facts(task, with_weights=False))
+        shared.learn(network_facts(task, with_weights=False), task.name)
 
 
 class TaskControls:
@@ -121,8 +121,8 @@ def _help(level: str) -> str:
     return f"{level}: {', '.join(titles) or 'no boost algorithm; the baseline'}."
 
 
-def in_effect_html(plan: Plan) -> str:
-    """Return what is in effect under a plan, and why the rest of what was asked for is not."""
-    remarks = [one for one in (*plan.remarks(), plan.level_default_sentence()) if one]
+def in_effect_html(plan: Plan, found_elsewhere: str = "") -> str:
+    """Return what is in effect under a plan, where it comes from, and why the rest of what was asked for is not."""
+    remarks = [one for one in (found_elsewhere, *plan.remarks(), plan.level_default_sentence()) if one]
     items = "".join(f"<li>{words(sentence)}</li>" for sentence in remarks)
     return f'<div role="status">{words(plan.summary())}</div>' + (f'<ul class="wb-faint">{items}</ul>' if items else "")

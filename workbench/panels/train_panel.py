@@ -279,7 +279,8 @@ class TrainPanel(WorkPanel):
             return
         self.preset.show(config, level)
         plan, problem = self.shared.plan_or_problem()
-        self._in_effect.value = error_html(problem) if plan is None else in_effect_html(plan)
+        known = error_html(problem) if plan is None else in_effect_html(plan, self.shared.found_elsewhere())
+        self._in_effect.value = known
 
     def _show_progress(self, progress: RunProgress) -> None:
         self.bar.max, self.bar.value = progress.steps, progress.step  # its schedule may shorten the run
