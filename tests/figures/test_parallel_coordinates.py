@@ -60,6 +60,14 @@ def test_a_point_knows_its_trial_and_speaks_in_a_sentence() -> None:
     assert figure.layout.xaxis.ticktext[-1] == "Time (O0 steps)"
 
 
+@pytest.mark.parametrize(("n", "lower"), [(3, 0), (4, 2)])
+def test_every_second_name_stands_lower_where_many_stand_beside_each_other(n: int, lower: int) -> None:
+    paths = [f"part__knob{i}" for i in range(n)]
+    trials = [_trial(number, 1.0 / number, **dict.fromkeys(paths, number)) for number in range(1, 4)]
+    names = parallel_coordinates_figure(trials, objective="Time").layout.xaxis.ticktext
+    assert [name.count("<br>") for name in names] == [1 + lower * (i % 2) for i in range(n)] + [lower * (n % 2)]
+
+
 @pytest.mark.parametrize(
     ("own", "answer"),
     [(0.5, "The best 5 trials agree on p: 0.5"), (None, "Which values do the good trials have in common?")],

@@ -23,6 +23,7 @@ from workbench.figures.study_history import value_ceiling
 from workbench.figures.theme import BLUE, GREY, ORANGE, SKY, Theme, inks, translucent
 
 _QUESTION = "Which values do the good trials have in common?"
+_MOST_ABREAST = 4  # axes whose names fit beside each other on a narrow page
 _MAXIMUM_AXES = 7
 _N_BEST = 5
 _UNUSED = -0.14  # height of a parameter that a trial does not have
@@ -119,6 +120,9 @@ def parallel_coordinates_drawing(
         if lines:
             _add_lines(drawing, kind, lines, numbers.axes)
     names = [_wrapped(axis.name) + ("<br>(log)" if axis.is_log else "") for axis in numbers.axes]
+    if len(names) > _MOST_ABREAST:  # names are wider than the room between two axes: every second one stands lower
+        lines = max(name.count("<br>") for name in names[::2]) + 1
+        names[1::2] = ["<br>" * lines + name for name in names[1::2]]
     drawing.set_x(
         "Searched parameters, then what the trial scored",
         tickvals=list(range(len(names))),
