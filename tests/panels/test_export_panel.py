@@ -230,3 +230,14 @@ def test_files_for_other_frameworks_are_shown_and_copied_beside_the_configuratio
     panel.choice.value = "o2"
     assert panel.format.options == ("boost_config.json",)
     assert json.loads(panel.json.value) == O2.to_dict()
+
+
+def test_a_file_that_differs_in_nothing_but_when_it_was_written_is_no_other_one(panel: ExportPanel) -> None:
+    path = Path(panel.folder.value) / panel.name.value
+    path.parent.mkdir()
+    O1.with_values({"provenance": {**PROVENANCE, "written": "2026-11-28T14:05:15+00:00"}}).save(path)
+    panel.save_button.click()
+    assert f"wrote {path}" in ended(panel)
+    O1.with_values({"provenance": {**PROVENANCE, "verdict": "refuted"}}).save(path)
+    panel.save_button.click()
+    assert "is there already and differs" in ended(panel, PanelState.FAILED)

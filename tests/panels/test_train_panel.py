@@ -278,12 +278,23 @@ def test_step_time_is_compared_with_o0_after_the_run_and_on_request(made: Make) 
     run(panel)
     assert panel.speed is not None
     assert f"Steps are {1 / panel.speed.ratio:.2f} x as fast as O0's" in text_in(panel.plots)
+    assert "A run has" not in text_in(panel.plots), "as many as O0's"
     result, first = panel.result, panel.speed
     panel.measure_button.click()
     ended(panel)
     assert panel.speed is not None
     assert panel.speed is not first
     assert panel.result is result, "measuring is no run"
+
+
+def test_where_a_run_is_shorter_the_comparison_of_steps_says_what_a_whole_run_gains(made: Make) -> None:
+    config = BoostConfig.from_dict({"schedule": {"length": 0.5}, "batch": {"factor": 2.0}})
+    panel = made(small_task(), shared=SharedConfig(config, "O0"), measure=True)
+    for act in (panel.start_button.click, panel.measure_button.click):
+        act()
+        said = ended(panel)
+        assert panel.speed is not None
+        assert f"A run has 3 steps for O0's 12: it is {4 / panel.speed.ratio:.2f} x as fast." in said
 
 
 def test_o0_is_not_compared_with_itself(made: Make) -> None:

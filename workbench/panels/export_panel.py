@@ -342,7 +342,14 @@ def _provenance_text(key: str, value: Any) -> str:
 
 
 def _is_same(path: Path, config: BoostConfig) -> bool:
+    """Return whether a file holds a configuration, whenever it was written."""
     try:
-        return BoostConfig.from_json(path) == config
+        return _undated(BoostConfig.from_json(path)) == _undated(config)
     except ConfigError:
         return False
+
+
+def _undated(config: BoostConfig) -> BoostConfig:
+    if config.provenance is None:
+        return config
+    return config.with_values({"provenance": {**config.provenance, "written": ""}})

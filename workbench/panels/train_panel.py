@@ -17,7 +17,7 @@ from workbench.config import BoostConfig
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.drawing import Drawing
-from workbench.figures.labels import compact, counted, superscripted
+from workbench.figures.labels import compact, counted, grouped, superscripted
 from workbench.figures.loss_curves import loss_curves_drawing
 from workbench.figures.loss_scale import loss_scale_drawing
 from workbench.figures.offload import offload_drawing
@@ -197,14 +197,16 @@ class TrainPanel(WorkPanel):
             "out": self.where.folder,
         }
         task, setup = self.where.task, self.shared.both()
-        self.begin(lambda control: self._work(control, task, setup, measure=measure, **options))
+        length = int(self.steps.value)
+        self.begin(lambda control: self._work(control, task, setup, length, measure=measure, **options))
 
     def _work(
-        self, control: RunControl, task: Task | str, setup: Setup, *, measure: bool, **options: Any
-    ) -> tuple[RunResult | None, SpeedRatio | None]:
-        """Train a set-up and compare its step times with O0, in a thread; anything not asked for is None."""
+        self, control: RunControl, task: Task | str, setup: Setup, length: int, *, measure: bool, **options: Any
+    ) -> tuple[RunResult | None, SpeedRatio | None, str]:
+        """Train a set-up and compare its step times with O0, in a thread; anything not asked for is None or empty."""
         from workbench import api
         from workbench.core.devices import select_device
+        from workbench.methods.in_effect import MethodsInEffect
         from workbench.tasks import load_task
         from workbench.training.speed import measure_speed_ratio
 
@@ -224,7 +226,7 @@ class TrainPanel(WorkPanel):
                 **options,
             )
         if not measure or (result is not None and (result.stopped or result.diverged)):
-            return result, None
+            return result, None, ""
         control.send(self.tell, "measuring the time of a step against O0 ...")
         speed = measure_speed_ratio(
             task,
@@ -237,7 +239,8 @@ class TrainPanel(WorkPanel):
             precision=0.1,
             stop=control.stop_requested,
         )
-        return result, speed
+        passes = MethodsInEffect(setup[0].resolve(setup[1])).passes(length)
+        return result, speed, "" if speed is None else _speed_sentence(speed, passes, length)
 
     def _add(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
         """Add what was drained from the run."""
@@ -249,8 +252,8 @@ class TrainPanel(WorkPanel):
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Show the result of the run and the comparison of step times, if there are any."""
-        result, self.speed = outcome.result
-        self._speed_text.value = note_html("" if self.speed is None else self._speed_sentence(self.speed))
+        result, self.speed, said = outcome.result
+        self._speed_text.value = note_html(said)
         if result is None:
             self.tell("measured")
             return PanelState.DONE
@@ -353,11 +356,15 @@ class TrainPanel(WorkPanel):
             parts.append(f"recorded in `{result.path}`")
         return "; ".join(parts)
 
-    def _speed_sentence(self, speed: SpeedRatio) -> str:
-        unsure = "" if speed.high < 1 or speed.low > 1 else ", which is no clear difference"
-        milliseconds = speed.ratio * speed.baseline_ms  # the ratio's median, not that of the times, which may disagree
-        return (
-            f"Steps are {1 / speed.ratio:.2f} x as fast as O0's (95 % interval {1 / speed.high:.2f} to "
-            f"{1 / speed.low:.2f}){unsure}: {compact(milliseconds)} ms against {compact(speed.baseline_ms)} ms, "
-            f"{counted(speed.rounds, 'interleaved round')}."
-        )
+
+def _speed_sentence(speed: SpeedRatio, passes: int, length: int) -> str:
+    """Say how fast a step is, and a run where it has another number of them than O0's."""
+    unsure = "" if speed.high < 1 or speed.low > 1 else ", which is no clear difference"
+    milliseconds = speed.ratio * speed.baseline_ms  # the ratio's median, not that of the times, which may disagree
+    whole = length / (passes * speed.ratio)
+    in_all = f" A run has {counted(passes, 'step')} for O0's {grouped(length)}: it is {whole:.2f} x as fast."
+    return (
+        f"Steps are {1 / speed.ratio:.2f} x as fast as O0's (95 % interval {1 / speed.high:.2f} to "
+        f"{1 / speed.low:.2f}){unsure}: {compact(milliseconds)} ms against {compact(speed.baseline_ms)} ms, "
+        f"{counted(speed.rounds, 'interleaved round')}.{in_all if passes != length else ''}"
+    )
