@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +134,19 @@ def test_closing_the_workbench_or_a_panel_alone_leaves_neither_thread_nor_widget
         assert all(panel.closed for panel in panels)
         assert {type(widgets.widget._instances[name]) for name in set(widgets.widget._instances) - before} == set()
         assert our_threads() == []
+
+
+@pytest.mark.parametrize(("own", "given", "shown"), [
+    ({"epochs": 2}, None, 8), ({"steps": 25}, None, 25), ({}, None, 300), ({"steps": 25}, 7, 7)
+])  # fmt: skip
+def test_runs_are_as_long_as_the_task_is_trained_today(
+    tmp_path: Path, own: dict[str, int], given: int | None, shown: int
+) -> None:
+    task = small_task()
+    task = dataclasses.replace(task, train=list(itertools.islice(task.batches(0), 4)), **own)
+    with Workbench(task, steps=given, out=None, studies=tmp_path) as made:
+        steps = [made.panel(title).steps.value for title in ("Train", "Compare")]
+        assert [*steps, made.panel("Tune").entries["study.budget_steps"].value] == [shown] * 3
 
 
 def test_it_begins_with_the_configuration_that_is_given() -> None:

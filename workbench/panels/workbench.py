@@ -7,7 +7,7 @@ import importlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from workbench import panels
 from workbench.panels.config_history import UndoButtons
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from workbench.config import BoostConfig
     from workbench.tasks import Task
 
+_USUAL_STEPS: Final = 300  # until the task is known
+
 
 class Workbench(Panel):
     """Configure, train, look at the loss scale, tune, compare and export, in tabs that share one configuration.
@@ -30,7 +32,7 @@ class Workbench(Panel):
         task: A task, or its name as on the command line.
         config: The first configuration; None is the default one.
         level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``.
-        steps: Batches of a run, and of a trial; Tune prefers the length that a Task gives itself.
+        steps: Batches of a run, and of a trial; None takes the task's own length, or 300 where it has none.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder of run directories; None records nothing.
         studies: Folder of studies.
@@ -58,7 +60,7 @@ class Workbench(Panel):
         config: BoostConfig | None = None,
         *,
         level: str = "O1",
-        steps: int = 300,
+        steps: int | None = None,
         device: str = "auto",
         out: str | Path | None = "runs",
         studies: str | Path = "studies",
@@ -67,13 +69,14 @@ class Workbench(Panel):
         self.shared = shared = SharedConfig(config, level)
         name = task if isinstance(task, str) else task.name
         super().__init__(f"Boost Workbench: {name}", theme=theme, shows_state=False)
-        where: dict[str, Any] = {"steps": steps, "device": device, "theme": theme}
+        self._steps = _USUAL_STEPS if steps is None else steps
+        where: dict[str, Any] = {"device": device, "theme": theme}
         self._makers: dict[str, Callable[[], Panel]] = {
             "Configure": lambda: panels.ConfigPanel(shared, theme=theme, undo=False),
-            "Train": lambda: panels.TrainPanel(task, shared, out=out, **where),
+            "Train": lambda: panels.TrainPanel(task, shared, out=out, steps=self._steps, **where),
             "Loss scale": lambda: panels.LossScalePanel(out, shared, theme=theme),
-            "Tune": lambda: panels.StudyPanel(task, shared, studies=studies, steps=steps, theme=theme),
-            "Compare": lambda: panels.ComparePanel(task, shared, **where),
+            "Tune": lambda: panels.StudyPanel(task, shared, studies=studies, steps=self._steps, theme=theme),
+            "Compare": lambda: panels.ComparePanel(task, shared, steps=self._steps, **where),
             "Export": lambda: panels.ExportPanel(shared=shared, theme=theme),
         }
         self._panels: dict[str, Panel] = {}
@@ -90,7 +93,7 @@ class Workbench(Panel):
         # What the other tabs need takes seconds to import in a fresh kernel: it is loaded while the reader looks at the
         # first one. No daemon: an interpreter that ends halfway through the import of a library in C would crash.
         self._loaded = threading.Event()  # all but Optuna, which takes longest and only Tune needs at once
-        self._loading = threading.Thread(target=self._load, args=(task,), name="workbench loading")
+        self._loading = threading.Thread(target=self._load, args=(task, steps), name="workbench loading")
         self._loading.start()
         self.cleaned_up_by(self._loading.join)
 
@@ -119,15 +122,20 @@ class Workbench(Panel):
         """Return the static HTML of the opened panels."""
         return super().static_html() + "".join(f"<div>{panel.static_html()}</div>" for panel in self._panels.values())
 
-    def _load(self, task: Task | str) -> None:
-        """Load what panels need, and let all tabs know what the methods would find in the task's network."""
+    def _load(self, task: Task | str, steps: int | None) -> None:
+        """Load what panels need, and learn what methods would find in the task's network, and how long it trains."""
         # What is broken is said by the panel that needs it, when it is opened; what is wrong with a task, by a run.
         with contextlib.suppress(Exception):
             for name in panels.__all__:
                 getattr(panels, name)
             from workbench.panels.run_controls import learn_network, look_for_task
 
-            learn_network(self.shared, look_for_task(task))
+            found = look_for_task(task)
+            learn_network(self.shared, found)
+            if steps is None:
+                from workbench.training.task_look import usual_batches
+
+                self._steps = usual_batches(found)
         self._loaded.set()
         with contextlib.suppress(Exception):
             importlib.import_module("workbench.study")
