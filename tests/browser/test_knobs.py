@@ -80,7 +80,7 @@ def test_what_is_chosen_is_in_the_json_is_taken_back_and_kept_by_name_and_what_c
     expect(share.get_by_role("textbox")).to_have_value("0.67")
 
     expect(configure.get_by_role("checkbox", name="AdaSum")).to_be_disabled()
-    expect(configure.get_by_text("grad_freeze is on; switch grad_freeze off to use it")).to_be_visible()
+    expect(configure.get_by_text("grad_freeze is asked for; switch grad_freeze off to use it")).to_be_visible()
     configure.get_by_role("button", name="O0", exact=True).click()
     expect(share.locator(".noUi-target")).to_have_attribute("disabled", "true")
     expect(share.get_by_role("textbox")).to_be_disabled()

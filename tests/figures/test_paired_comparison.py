@@ -65,3 +65,12 @@ def test_without_anything_to_see_a_sentence_says_so() -> None:
         figure = paired_comparison_drawing(sides, metric=ACCURACY).figure()
         assert len(figure.data) == 0
         assert figure.layout.annotations[0].text
+
+
+def test_hover_texts_have_the_metrics_unit() -> None:
+    figure = paired_comparison_drawing([BASE, FAST, PairedSide("other", (0.89,))], metric=ACCURACY).figure()
+    mean, seeds = figure.data[1:]
+    assert mean.customdata == (["mine", "-0.5 points", "; at worst by -5 points (95 %)"], ["other", "-1 point", ""])
+    assert [text for (text,) in seeds.customdata] == ["-2 points", "1 point", "-1 point"]
+    assert mean.hovertemplate.startswith("%{customdata[0]} changes accuracy by %{customdata[1]} on average")
+    assert seeds.hovertemplate.startswith("A seed changed accuracy by %{customdata[0]}.")

@@ -143,7 +143,7 @@ def test_a_preset_sets_the_level_and_takes_back_a_switch_turned_by_hand_which_ma
 def test_what_is_excluded_is_disabled_and_says_why(panel: ConfigPanel) -> None:
     panel.preset.buttons.value = "O2"
     assert (panel.switches["adasum"].value, panel.switches["adasum"].disabled) == (False, True)
-    assert "grad_freeze is on; switch grad_freeze off to use it" in text_in(panel.controls)
+    assert "grad_freeze is asked for; switch grad_freeze off to use it" in text_in(panel.controls)
     panel.switches["grad_freeze"].value = False
     assert "there is 1 rank" in text_in(panel.controls)
     panel.ranks.value = 16

@@ -120,20 +120,27 @@ def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric:
     known = [i for i, size in enumerate(n_pairs) if size]
     means = np.array([numbers.changes[i].mean() for i in known])
     bounds = numbers.bounds[known]
-    worst = [f"; at worst by {bound:.4g} (95 %)" if math.isfinite(bound) else "" for bound in numbers.bounds]
+    said = [metric.difference_text(change / metric.factor) for change in (*means, *bounds)]
+    worst = [
+        f"; at worst by {text} (95 %)" if math.isfinite(b) else ""
+        for b, text in zip(bounds, said[len(known) :], strict=True)
+    ]
     drawing.marks(
         (means, rows[known]),
         Mark("diamond", 12, BLUE),
-        f"%{{customdata[0]}} changes {plain(metric.name)} by %{{x:.4g}} on average%{{customdata[1]}}.",
+        f"%{{customdata[0]}} changes {plain(metric.name)} by %{{customdata[1]}} on average%{{customdata[2]}}.",
         # The bound is one-sided: the bar points the way that could still be worse.
         error_x=interval(means, np.minimum(means, bounds), np.maximum(means, bounds), translucent(VERMILLION, 0.9)),
         name="mean; the bar is the one-sided 95 % bound",
-        customdata=[[plain(numbers.labels[i]), worst[i]] for i in known],
+        customdata=[
+            [plain(numbers.labels[i]), *texts] for i, *texts in zip(known, said[: len(known)], worst, strict=True)
+        ],
         row=2,
     )
-    changes, hover = np.concatenate(numbers.changes), "A seed changed by %{x:.4g}."
+    changes, hover = np.concatenate(numbers.changes), f"A seed changed {plain(metric.name)} by %{{customdata[0]}}."
+    by = [[metric.difference_text(change / metric.factor)] for change in changes]
     seed = Mark("circle-open", 8, BLUE, edge=1.6)  # drawn over the mean, which would hide those near it
-    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, hover, name="one seed", row=2)
+    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, hover, name="one seed", customdata=by, row=2)
 
 
 def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:
