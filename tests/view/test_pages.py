@@ -126,7 +126,7 @@ def test_a_study_that_cannot_be_read_says_why(tmp_path: Path, visit: Visit) -> N
     (folder / "study.db").touch()
     status, page = visit(folder).get("")
     assert status == 200
-    assert "<code>study.task</code> is missing" in page
+    assert "unknown key &#34;nonsense&#34; in section &#34;study&#34;" in page
 
 
 def test_a_study_that_has_only_its_report_shows_that(tmp_path: Path, visit: Visit) -> None:
