@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -121,7 +122,7 @@ class Preparation:
     warned: set[str] = field(default_factory=set)  # methods that have warned by themselves where they find no work
 
 
-class GroupSchedule:
+class GroupSchedule(ABC):
     """An optimizer that trains another group of parameters from step to step; by default there is one, always trained.
 
     Derive, and override all that a schedule decides.
@@ -137,29 +138,29 @@ class GroupSchedule:
         """Group of each update, repeated; None when the groups take turns."""
         return None
 
+    @abstractmethod
     def group_parameters(self, index: int) -> Sequence[Tensor]:
         """Return the parameters that a group trains."""
-        raise NotImplementedError
 
+    @abstractmethod
     def optimizer_of(self, index: int) -> Optimizer:
         """Return the optimizer that updates a group."""
-        raise NotImplementedError
 
     def begin_step(self) -> int:
         """Enter the group of the coming step; return how many leading parameter groups rest."""
         return 0
 
-    def advance(self) -> None:
+    def advance(self) -> None:  # noqa: B027  # nothing to do by default, as for the two below
         """Count an update."""
 
-    def enter_group(self, index: int) -> None:
+    def enter_group(self, index: int) -> None:  # noqa: B027
         """Train a given group in the coming step, whatever the schedule says."""
 
     def unfreeze_all(self) -> contextlib.AbstractContextManager[Any]:
         """Let every parameter require gradients; as a context, until it ends."""
         return contextlib.nullcontext()
 
-    def check_graph(self, loss: Tensor) -> None:
+    def check_graph(self, loss: Tensor) -> None:  # noqa: B027
         """Raise RuntimeError where the loss's graph hides parameters that should be trained."""
 
 

@@ -254,7 +254,12 @@ class AutoBoost:
         return network, preparation.optimizer
 
     def network_auto_process_eval(self, network: nn.Module, *, example_inputs: Any = None) -> nn.Module:
-        """Process a network for evaluation, in place: BatchNorms are reduced as in training, the head stays."""
+        """Process a network for evaluation, in place: BatchNorms are reduced as in training, the head stays as it is.
+
+        Args:
+            network: Changed in place and returned.
+            example_inputs: As for training.
+        """
         MethodsInEffect(self.plan).prepare_evaluation(network, example_inputs)
         mark_(network, self.plan)
         return network

@@ -147,16 +147,26 @@ class GradientFreeze:
         self.rng = rng
 
     def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
-        """Return the nested groups of a network's trainable parameters; each is a suffix of the first.
+        """Return the nested groups of a network's trainable parameters; each group is a suffix of the first.
 
-        Their names matter, see :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+        Args:
+            net: The network; the names of its parameters matter, see
+                :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+            freeze_para_groups_number: Number of groups, at least 1.
         """
         return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
         self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> list[int]:
-        """Return the group index of each step, see :func:`freeze_index_sequence`; the strategy is its type."""
+        """Return the group index of each step, see :func:`freeze_index_sequence`.
+
+        Args:
+            parameter_groups_number: Number of nested groups.
+            freeze_strategy: 0 continuous, 1 interval.
+            freeze_p: Share of full steps, in [0, 1]; below 1 for strategy 0.
+            total_steps: Number of updates that training will take.
+        """
         return freeze_index_sequence(parameter_groups_number, freeze_strategy, freeze_p, total_steps, self.rng)
 
     def freeze_generate(
@@ -169,8 +179,12 @@ class GradientFreeze:
         """Return the unchanged network and an optimizer that freezes.
 
         Groups are formed from the trainable parameters that the optimizer holds. Anything else it holds (a
-        loss with parameters of its own, say) belongs to every group and is always trained. Learning rates are one per
-        step, see :class:`FreezeOpt`, and need ``state="per_group"``.
+        loss with parameters of its own, say) belongs to every group and is always trained.
+
+        Args:
+            network: The network.
+            optimizer: Its optimizer.
+            learning_rates: One rate per step, see :class:`FreezeOpt`; needs ``state="per_group"``.
 
         Raises:
             ValueError: When the optimizer holds no trainable parameter of the network.

@@ -263,7 +263,12 @@ class GroupLossScaleManager(nn.Module):
         return torch.where(still, scales, moved), torch.where(still, self.finite_steps, steps)
 
     def update(self, overflowed: Tensor, held: Tensor) -> None:
-        """Follow one step on the device, see `next_scales`."""
+        """Follow one step on the device.
+
+        Args:
+            overflowed: As for `next_scales`.
+            held: Likewise.
+        """
         with torch.no_grad():
             scales, steps = self.next_scales(overflowed, held)
             self.group_scales.copy_(scales)

@@ -219,7 +219,11 @@ class AdamOffload(StepOptimizer):
             self._transfer.discard()
 
     def unscale_offloaded_(self, scale_of: Callable[[Any], Tensor], found_inf: Tensor) -> None:
-        """Unscale gradients that have left the device, as `StepOptimizer` says.
+        """Divide gradients that have left the device by the loss scale and note whether any is inf or NaN.
+
+        Args:
+            scale_of: Gives the scale of a parameter's gradient, one element; it must be the same for all.
+            found_inf: Flag, float32, one element; set to 1.0 if anything is not finite.
 
         Raises:
             RuntimeError: When parameters have different scales.

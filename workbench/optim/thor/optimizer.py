@@ -242,9 +242,12 @@ class Thor(StepOptimizer):
         step: int | None = None,
         events: EventSink | None = None,
     ) -> None:
-        """Take what only the training step knows, as `StepOptimizer` says.
+        """Take what only the training step knows; without a backward scale ``loss_scale`` is divided out.
 
-        Without a backward scale ``loss_scale`` is divided out. The events are refreshes and raised damping.
+        Args:
+            backward_scale: As for every `StepOptimizer`.
+            step: Number of the step for events; None for this optimizer's own count.
+            events: Where refreshes and raised damping are reported; None for nowhere.
         """
         if backward_scale is None or callable(backward_scale):
             self._backward_scale = backward_scale
