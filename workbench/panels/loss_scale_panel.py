@@ -164,7 +164,9 @@ class LossScalePanel(WorkPanel):
         self.lists = {name: kit.text_box(first[name], f"{title}, with commas") for name, title in _LIST_TITLES.items()}
         judge_help = "Replay the run under every combination, at most 50"
         self.judge_button = self.button("Compare", judge_help, self._judge_lists)
-        self.choice = kit.Select(options=[], rows=8, css="wb-wide", tooltip="Replayed policies, least waste first")
+        self.choice = kit.Select(
+            options=[], rows=8, css="wb-wide wb-wrapped-lines", tooltip="Replayed policies, least waste first"
+        )
         self.on_change(self.choice, lambda number: None if number is None else self.choose(number))
         self.controls.children = (
             *section("Recorded run", *self.chooser.widgets, row(self.stop_button), self._facts),

@@ -85,4 +85,5 @@ def policy_name(policy: ScalePolicy) -> str:
 def policy_line(name: str, judged: Any) -> str:
     """Return the line of a judged policy in a list, from its row of the table."""
     short = superscripted(name).removeprefix("init ")
-    return f"{percent(float(judged['wasted_share']))}: {short}{' (recorded)' if judged['recorded'] else ''}"
+    recorded = " \u200b(recorded)" if judged["recorded"] else ""  # a line of a list breaks at no blank
+    return f"{percent(float(judged['wasted_share']))}: {short}{recorded}"
