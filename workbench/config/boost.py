@@ -179,7 +179,9 @@ class BoostSwitches(Section, use_attribute_docstrings=True):
     adasum: bool | None = _switch(
         "AdaSum",
         "Combine the updates of several servers by AdaSum instead of averaging.",
-        needs=_ALONE & without("grad_freeze", "grad_freeze is asked for; switch grad_freeze off to use it") & _full_servers,
+        needs=_ALONE
+        & without("grad_freeze", "grad_freeze is asked for; switch grad_freeze off to use it")
+        & _full_servers,
     )
     grad_accumulation: bool | None = _switch(
         "Gradient accumulation",

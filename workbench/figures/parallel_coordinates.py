@@ -121,8 +121,8 @@ def parallel_coordinates_drawing(
             _add_lines(drawing, kind, lines, numbers.axes)
     names = [_wrapped(axis.name) + ("<br>(log)" if axis.is_log else "") for axis in numbers.axes]
     if len(names) > _MOST_ABREAST:  # names are wider than the room between two axes: every second one stands lower
-        lines = max(name.count("<br>") for name in names[::2]) + 1
-        names[1::2] = ["<br>" * lines + name for name in names[1::2]]
+        depth = max(name.count("<br>") for name in names[::2]) + 1
+        names[1::2] = ["<br>" * depth + name for name in names[1::2]]
     drawing.set_x(
         "Searched parameters, then what the trial scored",
         tickvals=list(range(len(names))),
