@@ -63,6 +63,48 @@ if __name__ == "__main__":
     raise SystemExit("this is no program")
 '''
 
+PARTICULAR = """\
+import math
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from workbench import Task
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.body, self.spare = nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(1, 1)
+        self.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1), persistent=False)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.spare(((self.body(x)[:, :, None] + self.mask).softmax(2) * x[:, None]).sum((1, 2))[:, None])
+
+
+def today(named):
+    named = dict(named)
+    slow = {"params": [named["body.weight"], named["norm.weight"]], "lr": 0.005}
+    return OPTIMIZER
+
+
+def clipping(optimizer):
+    optimizer.register_step_pre_hook(clip)
+    return optimizer
+
+
+def clip(optimizer, *_):
+    nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], 0.1)
+
+
+x = torch.randn(96, 4, generator=torch.Generator().manual_seed(1))
+batches = [(part, part.prod(1, keepdim=True)) for part in x.split(12)]
+longer = Task("particular", Net, nn.MSELoss(), today, batches[:6], batches[6:], "loss")
+task = replace(longer, steps=24)
+"""
+
 TWO_TOWERS = """\
 from collections import namedtuple
 from dataclasses import dataclass
@@ -236,6 +278,58 @@ def test_a_script_calls_model_and_loss_with_what_a_batch_holds_as_the_task_does(
     assert ran["weights"] == pytest.approx(here["weights"], rel=1e-6)
 
 
+_AVERAGED = {"regularization": {"weight_average": "ema", "decay": 0.9}}
+_ADAMW = {"optimizer": {"name": "AdamW", "lr": 0.02}}
+_WHOLE = "torch.optim.SGD(named.values(), lr=0.02, momentum=0.9, fused=True)"
+_SLOWER = "torch.optim.SGD([slow, {'params': [one for name, one in named.items() if 'bias' in name]}], lr=0.1)"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "chosen", "why"),
+    [
+        (_WHOLE, {}, ""),
+        (_WHOLE, _AVERAGED, ""),
+        (_WHOLE, _ADAMW, ""),
+        (f"clipping({_WHOLE})", {"optimizer": {"lr": 0.05}}, ""),
+        (f"clipping({_WHOLE})", _ADAMW, "today's optimizer has step hooks, which apply() hands on"),
+        (_SLOWER, _ADAMW, "parameter groups and weights of its own choice, which apply() hands on"),
+        (_WHOLE, _AVERAGED | {"optimizer": {"name": "Muon", "lr": 0.02}}, "torch.optim.Muon"),
+        (_WHOLE, {"optimizer": {"name": "ScheduleFreeAdamW", "lr": 0.05}}, "torch.optim has no ScheduleFreeAdamW"),
+    ],
+    ids=["as today", "mask averaged", "one group", "hook kept", "hook", "groups", "Muon averaged", "Schedule-Free"],
+)
+def test_a_script_returns_the_weights_of_the_set_up_whatever_todays_optimizer_does(
+    tmp_path: Path, optimizer: str, chosen: dict[str, Any], why: str
+) -> None:
+    (tmp_path / "own.py").write_text(PARTICULAR.replace("OPTIMIZER", optimizer), encoding="utf-8")
+    task, config = f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN | chosen)
+    script, here = written(tmp_path, task, config, 24), trained_here(task, config, 24)
+    assert why in " ".join(script.text.split())
+    assert ("needs nothing of workbench" in script.needs) is (why == "")
+    ran = run_here(tmp_path / script.name)
+    assert ran["metric"] == pytest.approx(here["metric"], rel=1e-6)
+    assert ran["weights"] == pytest.approx(here["weights"], rel=1e-6)
+
+
+def test_an_overflow_counts_in_the_rise_of_an_average(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(PARTICULAR.replace("OPTIMIZER", _WHOLE), encoding="utf-8")
+    scaled = {"amp": {"level": "O2"}, "loss_scale": {"init": 2.0**24, "window": 10}}
+    task, config = f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN | _AVERAGED | scaled)
+    script, here = written(tmp_path, task, config, 24), trained_here(task, config, 24)
+    assert run_here(tmp_path / script.name)["metric"] == pytest.approx(here["metric"], rel=1e-4)
+
+
+def test_what_a_script_imports_is_used_and_imported_once(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    text = written(tmp_path, f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN), 30).text
+    head, _, rest = text.partition("\n# --- Your model")
+    imports = [line for line in text.splitlines() if re.match("(import|from) ", line)]
+    assert imports == [line for line in head.splitlines() if re.match("(import|from) ", line)]
+    assert len({*imports}) == len(imports)
+    assert "A small net on the digits" not in text
+    assert "task = task\n" not in rest
+
+
 def test_samples_stay_on_the_device_in_a_script_through_apply_too(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
     chosen = {"optimizer": {"name": "Muon", "lr": 0.01}, "runtime": {"data": "resident"}}
@@ -250,6 +344,7 @@ def test_samples_stay_on_the_device_in_a_script_through_apply_too(tmp_path: Path
         ("import Task", "import Task, train", "own.py imports train from workbench"),
         ("def kept():\n", "def kept():\n    import workbench\n", "own.py imports workbench in line"),
         ("def kept()", "def moved():\n    pass\n\n\ndef kept()", "both define moved"),
+        ("import torch\n", "import torch\nfrom time import time\n", "both define time"),
     ],
 )
 def test_a_file_that_cannot_be_copied_is_loaded_and_the_script_says_why(

@@ -1,7 +1,7 @@
 """The code of a task for a script that stands alone: its model, loss, optimizer and data, without this package.
 
-A task of the user's is copied as it stands in its file; of one that is built in, the definitions it needs are gathered
-from ours. In both, `types.SimpleNamespace` takes the place of `Task`, whose fields are all that a script asks for.
+A task of the user's is copied as it stands in its file, with a class that has the fields of `Task`, and no more, in its
+place. Of one that is built in, the definitions it needs are gathered from ours, and `types.SimpleNamespace` will do.
 Where that is not possible, the script loads the task through this package, and says why.
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import functools
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,11 @@ from workbench.tasks.loading import BUILT_IN, built_in_module
 
 _PACKAGE = __name__.partition(".")[0]
 _STAND_IN = "from types import SimpleNamespace as Task"
+_FIELDS = textwrap.fill(", ".join(f'"{one.name}"' for one in dataclasses.fields(Task)), 108).splitlines()
+_OWN_STAND_IN = (
+    'dataclasses.make_dataclass("Task", [',
+    *("    (name, object, None) for name in (", *(f"        {line}" for line in _FIELDS), "    )", "])"),
+)
 _SAID_ELSEWHERE = {"name", "data_hash", "description", "direction", "steps", "epochs"}  # fields no script reads
 _LEFT_OUT = {"ShuffledBatches": {"on"}}  # methods that only this package calls
 FILL_IN = """\
@@ -71,21 +78,40 @@ def loaded(spec: str, why: str) -> OwnCode:
 
 
 def _copied(path: Path, attribute: str) -> OwnCode:
-    """Return a user's file as it is, but for its `Task`, what runs only when it is the program, and future imports."""
+    """Return a user's file as it is, but for its `Task`, docstring, first imports and what runs as a program alone."""
     source = path.read_text(encoding="utf-8")
     tree, lines = ast.parse(source), source.splitlines()
     replaced = _replaced(tree)
     if why := _why_not_alone(path, tree, replaced):
         return loaded(f"{path}:{attribute}", why)
+    has_neighbours = any((path.parent / f"{name}.py").is_file() for name, _ in _imported(tree))
+    imports = [] if has_neighbours else _first_imports(tree, replaced)
+    replaced |= {node.lineno: (node.end_lineno or node.lineno, []) for node in imports}
     for first in sorted(replaced, reverse=True):
         last, instead = replaced[first]
         lines[first - 1 : last] = instead
     needs = [f"__file__ = {str(path)!r}"] if "__file__" in source else []
-    has_neighbours = any((path.parent / f"{name}.py").is_file() for name, _ in _imported(tree))
     needs += ["import sys", "", f"sys.path.insert(0, {str(path.parent)!r})"] if has_neighbours else []
     is_function = any(isinstance(node, ast.FunctionDef) and node.name == attribute for node in tree.body)
     text = "\n".join([*needs, *lines]).strip("\n")
-    return OwnCode((), text, f"{attribute}()" if is_function else attribute, f"copied from {path.name}")
+    statements = tuple(ast.unparse(one) for node in imports for one in _one_by_one(node))
+    return OwnCode(statements, text, f"{attribute}()" if is_function else attribute, f"copied from {path.name}")
+
+
+def _first_imports(tree: ast.Module, replaced: Mapping[int, object]) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports that a file begins with; those from this package, which are replaced, are none of them."""
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom) and node.names[0].name != "*":
+            found += [node] if node.lineno not in replaced else []
+        elif not _is_docstring(node):
+            break
+    return found
+
+
+def _one_by_one(node: ast.Import | ast.ImportFrom) -> Iterator[ast.stmt]:
+    for one in node.names:
+        yield ast.ImportFrom(node.module, [one], 0) if isinstance(node, ast.ImportFrom) else ast.Import([one])
 
 
 def _replaced(tree: ast.Module) -> dict[int, tuple[int, list[str]]]:
@@ -94,8 +120,8 @@ def _replaced(tree: ast.Module) -> dict[int, tuple[int, list[str]]]:
     for node in tree.body:
         instead: list[str] = []
         if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
-            instead = [f"from types import SimpleNamespace as {one.asname or one.name}" for one in node.names]
-        elif not (isinstance(node, ast.ImportFrom) and node.module == "__future__") and not _is_main(node):
+            instead = [f"{node.names[0].asname or 'Task'} = {_OWN_STAND_IN[0]}", *_OWN_STAND_IN[1:]]
+        elif not (_is_docstring(node) or _is_main(node) or ast.unparse(node).startswith("from __future__ ")):
             continue
         replaced[node.lineno] = (node.end_lineno or node.lineno, instead)
     return replaced
@@ -114,6 +140,10 @@ def _why_not_alone(path: Path, tree: ast.Module, replaced: Mapping[int, tuple[in
         if beside.is_file() and any(_is_ours(one) for one, _ in _imported(ast.parse(beside.read_text("utf-8")))):
             return f"{beside.name}, which {path.name} imports, imports {_PACKAGE}"
     return ""
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_main(node: ast.stmt) -> bool:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from workbench.config import BoostConfig, Plan
 from workbench.core.metrics import output_kind, says_its_kind
+from workbench.core.own_generators import kept_generators
+from workbench.core.torch_internals import step_hooks
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.regularization.method import why_no_smoothing
 from workbench.tasks import Task
@@ -16,6 +18,7 @@ from workbench.tasks.batches import SeekableBatches, opens_each_epoch, takes_see
 from workbench.tasks.criterion import is_criterion
 from workbench.tasks.loading import BUILT_IN
 
+HOOKS = "step hooks"
 Source = Literal["stream", "again", "each epoch", "each epoch by number"]
 Metric = Literal["accuracy", "loss", "bits_per_byte", "object"]
 
@@ -89,6 +92,21 @@ def pieces_of(task: Task | None) -> Pieces:
         metric_name=task.metric_name if kind != "loss" else "loss",
         has_scheduler=task.scheduler is not None,
     )
+
+
+def handed_on(task: Task) -> list[str]:
+    """Return what `apply` hands on from a task's optimizer to another, and a new one over all weights has not."""
+    with kept_generators():
+        model = task.new_model()
+        optimizer = task.new_optimizer(model)
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    has = {
+        HOOKS: any(step_hooks(optimizer)),
+        "parameter groups": len(optimizer.param_groups) > 1,
+        "weights of its own choice": {one for one in held if one.requires_grad}
+        != {one for one in model.parameters() if one.requires_grad},
+    }
+    return [name for name, is_so in has.items() if is_so]
 
 
 def _source(task: Task) -> Source:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +21,8 @@ from workbench.core.records import ExportedScript
 from workbench.integrations import lightning, mindspore_model, torch_loop, transformers
 from workbench.integrations.carried import ACCUMULATION, Carried, choices
 from workbench.integrations.scripts.own_code import OwnCode, defined_names, loaded, own_code
-from workbench.integrations.scripts.set_up import Pieces, SetUp, pieces_of
+from workbench.integrations.scripts.set_up import HOOKS, Pieces, SetUp, handed_on, pieces_of
+from workbench.tasks import Task
 
 _PACKAGE = __name__.partition(".")[0]
 _STANDARD = ("collections.abc", "copy", "dataclasses", "functools", "itertools", "json", "math", "time")
@@ -42,6 +45,8 @@ class Framework:
     boosted: str = ""  # template of one that needs this package, where it is another
     trains_torch: bool = True  # models of torch's, so that the task can be taken over
     imports: tuple[str, ...] = ("import torch",)
+    counts_updates: bool = False  # some of its arguments, which therefore depend on today's length
+    why_no_hooks: str = ""  # why a hook before a step of today's optimizer does not act there
 
 
 _TRANSFORMERS = ("import torch", "from transformers import PretrainedConfig, Trainer, TrainingArguments")
@@ -50,9 +55,19 @@ _MINDSPORE = ("import mindspore as ms", "from mindspore import amp, nn", "from m
 FRAMEWORKS: Mapping[str, Framework] = {
     "torch": Framework("torch", torch_loop.carried, "torch_loop.py.j2", boosted="torch_apply.py.j2"),
     "transformers": Framework(
-        "Hugging Face's Trainer", transformers.carried, "transformers.py.j2", imports=_TRANSFORMERS
+        "Hugging Face's Trainer",
+        transformers.carried,
+        "transformers.py.j2",
+        imports=_TRANSFORMERS,
+        counts_updates=True,
     ),
-    "lightning": Framework("Lightning", lightning.carried, "lightning.py.j2", imports=_LIGHTNING),
+    "lightning": Framework(
+        "Lightning",
+        lightning.carried,
+        "lightning.py.j2",
+        imports=_LIGHTNING,
+        why_no_hooks="Lightning computes gradients within the optimizer's step, after its hooks",
+    ),
     "mindspore": Framework(
         "MindSpore", mindspore_model.carried, "mindspore.py.j2", trains_torch=False, imports=_MINDSPORE
     ),
@@ -68,13 +83,13 @@ def write_script(framework: str, set_up: SetUp) -> ExportedScript:
         ConfigError: When the configuration cannot be in effect.
     """
     world = framework_of(framework)
-    answer = world.carried(set_up.config, level=set_up.level)
+    length = {"total_steps": set_up.steps} if world.counts_updates else {}
+    answer = _for_task(world, world.carried(set_up.config, level=set_up.level, **length), set_up.task)
     own = own_code(set_up.task, alone=answer.is_whole) if world.trains_torch else OwnCode((), "", "", "")
     pieces = pieces_of(set_up.task) if world.trains_torch else Pieces()
     template = world.template if answer.is_whole else world.boosted or world.template
     body = _rendered(template, world, set_up, answer, own, pieces)
-    clash = _defined(own.text) & _defined(body.replace(own.text, "", 1))
-    if set_up.task is not None and clash - {"task"}:
+    if set_up.task is not None and (clash := _clash(body, own, world)):
         own = loaded(set_up.task.spec, f"the task's file and this one both define {', '.join(sorted(clash))}")
         body = _rendered(template, world, set_up, answer, own, pieces)
     left = ", ".join(answer.left)
@@ -87,7 +102,7 @@ def write_script(framework: str, set_up: SetUp) -> ExportedScript:
         sentence = f"it needs {_PACKAGE}, because {why}" if why else f"it needs nothing of {_PACKAGE}"
         sentence += "" if own.is_complete else "; fill in the section on your model and data"
     docstring = _docstring(world, set_up, sentence, answer)
-    text = f"{docstring}\n\n{_imports(body, own, world)}\n\n{body.strip()}\n"
+    text = f"{docstring}\n\n{_imports(_statements(body, own, world))}\n\n{body.strip()}\n"
     ast.parse(text, name)  # what is not Python is our mistake, and shows here
     carriers = {path: ", ".join(calls) for path, calls in answer.carriers.items()}
     return ExportedScript(framework, set_up.target, name, text, sentence, carriers, answer.left)
@@ -126,9 +141,7 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
             micro_batches=ACCUMULATION[0],
             config_file=f"boost_config.{set_up.target}.json",
             chosen=choices(set_up.plan),
-            own_changes=torch_loop.carried(set_up.config, level=set_up.level).arguments.get(
-                "optimizer.param_groups", {}
-            ),
+            plain=torch_loop.carried(set_up.config, level=set_up.level).arguments,
             carriers_of=lambda name: [path for path, names in answer.carriers.items() if name in names],
             boosts=[path for path in answer.carriers if path.partition(".")[0] in BOOST_SECTIONS],
             notes=mindspore_notes(set_up.config, set_up.plan) if not world.trains_torch else (),
@@ -141,33 +154,82 @@ def _docstring(world: Framework, set_up: SetUp, sentence: str, answer: Carried) 
     said = [f"Train {'a model of yours' if set_up.task is None else set_up.task.name} in the set-up that was found."]
     said += [set_up.headline] if set_up.headline else []
     said.append(f"{sentence[0].upper()}{sentence[1:]}.")
-    others = [f"* {path}: {why}" for path, why in answer.left.items()]
-    if others:
-        said.append("\n".join([f"What {world.title} has no counterpart for:", "", *others]))
-    text = "\n\n".join(textwrap.fill(one, 116) if "\n" not in one else one for one in said)
+    if answer.left:
+        said.append(f"What {world.title} has no counterpart for:")
+    text = "\n\n".join(textwrap.fill(one, 116) for one in said)
+    for why in dict.fromkeys(answer.left.values()):
+        paths = ", ".join(path for path in answer.left if answer.left[path] == why)
+        text += "\n" + textwrap.fill(f"* {paths}: {why}", 116, initial_indent="", subsequent_indent="  ")
     text = text.replace("\\", "/").replace(_QUOTES, "...")
     return f"{_QUOTES}{text}\n{_QUOTES}"
 
 
-def _imports(body: str, own: OwnCode, world: Framework) -> str:
+def _for_task(world: Framework, answer: Carried, task: Task | None) -> Carried:
+    """Return what a framework carries of a set-up where it is this task's optimizer that another one replaces."""
+    replaced = [path for path in answer.carriers if path.startswith("optimizer.") or path == "batch.lr_rule"]
+    replaces, has_hooks = "optimizer.name" in answer.carriers, bool(world.why_no_hooks) and answer.is_whole
+    if task is None or not world.trains_torch or not (replaces or has_hooks):
+        return answer
+    hands_on, left = handed_on(task), dict(answer.left)
+    if replaces and hands_on:
+        left |= dict.fromkeys(replaced, f"today's optimizer has {' and '.join(hands_on)}, which apply() hands on")
+    if has_hooks and HOOKS in hands_on:
+        left[f"{HOOKS} of today's optimizer"] = world.why_no_hooks
+    kept = {path: names for path, names in answer.carriers.items() if path not in left}
+    return dataclasses.replace(answer, carriers=kept, left=left)
+
+
+def _statements(body: str, own: OwnCode, world: Framework) -> list[str]:
     """Return the import statements of a file: what its text uses, and what the task's code needs."""
+    rest = body.replace(own.text, "", 1)
+    used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
     found: dict[str, set[str]] = {}  # of modules of which names are imported
-    plain = {f"import {name}" for name in _STANDARD if re.search(rf"(?<![\w.]){name}\.\w", body)}
+    plain = {f"import {name}" for name in _STANDARD if re.search(rf"(?<![\w.]){name}\.\w", rest)}
     ours = [statement for call, statement in _OURS.items() if call in body]
-    from_paths = ("from pathlib import Path",) if "Path(__file__)" in body else ()
+    from_paths = ("from pathlib import Path",) if "Path(__file__)" in rest else ()
     for statement in (*world.imports, *own.imports, *ours, *from_paths):
         if match := re.fullmatch(r"from (\S+) import (.+)", statement):
-            found.setdefault(match[1], set()).add(match[2])
+            is_own = statement in own.imports
+            names = {name for name in match[2].split(", ") if is_own or name.split()[-1] in used}
+            found.setdefault(match[1], set()).update(names)
         else:
             plain.add(statement)
-    named = [f"from {module} import {', '.join(sorted(names))}" for module, names in found.items()]
-    return "\n".join(["from __future__ import annotations", "", *sorted(plain), *sorted(named)])
+    named = [f"from {module} import {', '.join(sorted(names, key=_place))}" for module, names in found.items() if names]
+    return [*sorted(plain), *sorted(named)]
 
 
-def _defined(text: str) -> set[str]:
-    """Return the names that statements of a module define, those of imports apart."""
-    statements = (node for node in ast.parse(text).body if not isinstance(node, ast.Import | ast.ImportFrom))
-    return {name for node in statements for name in defined_names(node)}
+def _place(name: str) -> tuple[bool, bool, str]:
+    """Return where linters want an imported name: constants, then classes, then the rest."""
+    return not name.isupper(), not name[0].isupper(), name
+
+
+def _imports(statements: Iterable[str]) -> str:
+    """Return import statements as the head of a file: of Python's own modules, then of others."""
+    of_python = [one for one in statements if re.split(r"[ .]", one)[1] in sys.stdlib_module_names]
+    of_others = [one for one in statements if one not in of_python]
+    parts = (["from __future__ import annotations"], of_python, of_others)
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _clash(body: str, own: OwnCode, world: Framework) -> set[str]:
+    """Return the names that the task's code and the rest of a file use for different things."""
+    head = "\n".join(_statements(body, dataclasses.replace(own, imports=()), world))
+    theirs, ours = _bound("\n".join([*own.imports, own.text])), _bound(head) | _bound(body.replace(own.text, "", 1))
+    return {name for name in theirs.keys() & ours.keys() if not theirs[name] or theirs[name] != ours[name]} - {"task"}
+
+
+def _bound(text: str) -> dict[str, str]:
+    """Return the names that statements of a module bind, with what is imported by them; empty for a definition."""
+    bound: dict[str, str] = {}
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= dict.fromkeys(defined_names(node), "")
+            continue
+        start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        for one in node.names:
+            name, _, part = one.name.partition(".")
+            bound[one.asname or name] = start + (f"{name}.{part}" if one.asname and part else name)
+    return bound
 
 
 @functools.cache

@@ -34,13 +34,14 @@ _WSD_DECAY = 0.4  # as `workbench.methods.schedule.method`
 _FLOOR = {"cosine": "cosine_with_min_lr", "linear": "polynomial"}  # with a final rate above zero
 
 
-def carried(config: ConfigLike, *, level: str = "O1") -> Carried:
+def carried(config: ConfigLike, *, level: str = "O1", total_steps: int | None = None) -> Carried:
     """Say which choices of a configuration ``TrainingArguments`` carries, and why it cannot carry the others.
 
     Configuration and level are those of `workbench.apply`. Every choice is in ``carriers`` or in ``left``.
     ``arguments`` holds the values that do not depend on how the training is set up today; a carrier that is not among
     them (the batch size, the number of epochs, a rate that follows the batch, ...) is what :func:`training_arguments`
-    computes from today's.
+    computes from today's. ``total_steps`` are the batches of the data loader today, where the training is a whole new
+    one with today's optimizer: arguments that count updates are then known, too.
 
     Example:
         >>> set_up = carried({"amp": {"level": "O2", "dtype": "bfloat16"}, "batch": {"factor": 4.0}}, level="O0")
@@ -49,7 +50,7 @@ def carried(config: ConfigLike, *, level: str = "O1") -> Carried:
         >>> set_up.carriers["batch.factor"]
         ('per_device_train_batch_size',)
     """
-    return _Sorted(read_config(config), level, {}, None).answer()
+    return _Sorted(read_config(config), level, {}, total_steps).answer()
 
 
 def training_arguments(
@@ -224,6 +225,11 @@ class _Sorted:
             kind = "constant_with_warmup" if warmup > 0 else "constant"
         elif shape == "warmup_stable_decay":
             options = self._stable_decay(warmup, final)
+        elif final > 0 and shape == "linear" and self.rate is None and not self.today and self.total_steps is not None:
+            sorting.leave(
+                "the Trainer's line falls to a rate that it is told, and today's optimizer has its own", "schedule"
+            )
+            return
         elif final > 0:
             kind, options = _FLOOR[shape], self._floor(shape, final)
         sorting.carry("schedule.warmup", warmup_steps=warmup)
