@@ -143,7 +143,7 @@ O3 = {"amp": {"level": "O3", "dtype": "bfloat16"}}
     ("framework", "optimizer", "chosen", "alone"),
     [
         ("lightning", _WHOLE, {}, True),
-        ("lightning", _WHOLE, O3, True),
+        ("lightning", _WHOLE, O3, False),
         ("lightning", f"clipping({_WHOLE})", {}, False),
         ("transformers", _WHOLE, WARMED, True),
         ("transformers", _WHOLE, FALLING, False),
@@ -159,5 +159,5 @@ def test_arguments_are_taken_only_where_they_train_the_same(
     script, here = written(tmp_path, task, config, 24, framework), trained_here(task, config, 24)
     assert ("needs nothing of workbench" in script.needs) is alone
     ran = run_script(tmp_path / script.name, options=QUIET[framework], strict=False)
-    within = 1e-5 if framework == "lightning" and chosen != O3 else 0.3  # the others shuffle, or round
+    within = 1e-5 if framework == "lightning" else 0.3  # the other one shuffles
     assert ran["metric"] == pytest.approx(here["metric"], rel=within)
