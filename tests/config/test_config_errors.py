@@ -48,6 +48,11 @@ NAN = float("nan")
             'did you mean "manual"?',
         ),
         (
+            {"optimizer": {"name": "adamw"}},
+            '`optimizer.name` must be one of "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon", '
+            '"ScheduleFreeAdamW", "thor", "adam_offload", got "adamw"; did you mean "AdamW"?',
+        ),
+        (
             {"common": {"gradient_split_groups": 5}},
             "`common.gradient_split_groups` must be a list of whole numbers, each at least 0, got 5",
         ),

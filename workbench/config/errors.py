@@ -81,9 +81,8 @@ def rule_of(field: FieldInfo, *, kind_matters: bool = True) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``'; did you mean "..."?'`` for the nearest known name, or nothing when none is near."""
     candidates = sorted(set(known))
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    if not near:  # a right word in the wrong case is as near as can be, but difflib counts letters
-        near = [candidate for candidate in candidates if candidate.lower() == name.lower()]
+    near = [candidate for candidate in candidates if candidate.lower() == name.lower()]  # difflib sees other letters
+    near = near or difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
