@@ -36,6 +36,21 @@ def test_a_log_gets_a_line_now_and_then_and_the_end(capsys: pytest.CaptureFixtur
     assert lines[-1] == "training: 100 of 100, loss 100"
 
 
+def test_the_time_left_leaves_out_what_was_waited_for_the_first_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with progress_bar(100, "loading") as bar:
+        for clock[0], step in ((60.0, 10), (70.0, 20), (80.0, 30)):
+            bar.update(step, text="training")
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 10 of 100",
+        "training: 20 of 100, 80 s left",
+        "training: 30 of 100, 70 s left",
+    ]
+
+
 def test_a_new_phase_is_told_at_once_with_its_own_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(1, "loading") as bar:
         bar.update(2.9, 16, "search", "best trial 3", eta=75)

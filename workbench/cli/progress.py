@@ -30,6 +30,7 @@ class Bar:
     def __init__(self, total: float, text: str) -> None:
         self._done, self._total, self._text, self._note, self._eta = 0.0, total, text, "", math.nan
         self._began = self._shown = time.monotonic()
+        self._since: tuple[float, float] | None = None  # time and units of the first update: loading tells no pace
         self._pending = False
         self._silent = not is_first_rank()
         self._terminal = _on_terminal(text) if sys.stderr.isatty() and not self._silent else None
@@ -43,6 +44,7 @@ class Bar:
         self._total = self._total if total is None else total
         self._text = printable(text) or self._text
         self._pending = True
+        self._since = self._since or (time.monotonic(), done)
         every = _LINE_SECONDS if self._terminal is None else _BAR_SECONDS
         if new_text or time.monotonic() - self._shown >= every:
             self._show()
@@ -63,11 +65,17 @@ class Bar:
             self._terminal.live.transient = not keep
             self._terminal.stop()
 
+    def _time_left(self) -> float:
+        began, first = self._since or (self._shown, self._done)
+        if not first < self._done <= self._total:
+            return math.nan
+        return (self._shown - began) * (self._total - self._done) / (self._done - first)
+
     def _show(self) -> None:
         self._pending, self._shown = False, time.monotonic()
         elapsed, left = self._shown - self._began, self._eta
         if not math.isfinite(left):
-            left = elapsed * (self._total - self._done) / self._done if 0 < self._done <= self._total else math.nan
+            left = self._time_left()
         done, total = math.floor(self._done), f"{self._total:.0f}"
         words = [f"{format_duration(left)} left"] if math.isfinite(left) and left >= 1 else []
         words += filter(None, [self._note])
