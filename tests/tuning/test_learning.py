@@ -112,6 +112,15 @@ def test_a_search_for_the_fastest_set_up_ends_where_no_training_is_needed(
         assert (worker.finished_here, worker.complete) == (0, True)
 
 
+def test_a_search_that_cut_the_training_short_asks_for_more_minutes(tmp_path: Path) -> None:
+    folder = set_up_search.write(tmp_path / "s", **{**set_up_search.SEARCH_ALONE, "set_up": "todays_steps = 2000"})
+    doubt = set_up_search.run(folder, HardlyLearning(folder, 0.001)).doubt
+    assert "learns nothing in 200 of its 2000 batches" in doubt
+    assert doubt.endswith(
+        "give the search more minutes, so that its runs are longer, and start over (--minutes, --fresh)."
+    )
+
+
 def test_terminal_notebook_panel_and_report_begin_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     study = fastest_study(doubt=f"{TOLD}10 %.")
     _print_result(study, json=False)

@@ -46,9 +46,13 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
             f"The task as given learns less than may be lost: it {ends}; {metric.difference_text(drop)} may be lost. "
             "No training at all would do; allow a smaller drop (`--allowed-drop`, or in study.toml)."
         )
+    of, advice = "", "train it longer, or see why it does not learn"
+    if today is not None:  # cut by the search, which had too little time for today's training
+        of = f" of its {today}"
+        advice = "give the search more minutes, so that its runs are longer, and start over (--minutes, --fresh)"
     return (
-        f"The task as given learns nothing in {budget} batches: it {ends}. A faster way to that "
-        "quality means nothing; train it longer, or see why it does not learn."
+        f"The task as given learns nothing in {budget}{of} batches: it {ends}. A faster way to that quality means "
+        f"nothing; {advice}."
     )
 
 
