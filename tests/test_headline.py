@@ -184,4 +184,6 @@ def test_what_the_search_computed_stands_beside_what_the_confirmation_measured()
     assert said.endswith("(95 % intervals, whole runs in turn with O0's).")
     unmeasured = [replace(one, speedup_low=math.nan) for one in STUDY.candidates]
     assert search_against_confirmation(replace(STUDY, candidates=unmeasured)) == ""
+    untested = [replace(one, n_seeds=0) for one in STUDY.candidates]  # their speed is the search's own
+    assert search_against_confirmation(replace(STUDY, candidates=untested)) == ""
     assert search_against_confirmation(replace(STUDY, objective="time_to_target")) == ""  # not the same quantity

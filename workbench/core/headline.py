@@ -104,7 +104,7 @@ def search_against_confirmation(study: StudyResult) -> str:
     for one in {one.label: one for one in study.candidates}.values():
         searched = format_interval(*trials.get(one.trial_number, (math.nan,) * 3), " x")
         measured = format_interval(one.speedup, one.speedup_low, one.speedup_high, " x")
-        if study.per == study.per_trial and "(" in measured and searched != "unknown":
+        if one.n_seeds and study.per == study.per_trial and "(" in measured and searched != "unknown":
             told.append(f"{one.label} at {measured}, where the search had {searched}")
     timed = "whole runs" if study.objective == "time_to_quality" else "steps"
     how = f"95 % intervals, {timed} in turn with O0's"
