@@ -248,7 +248,10 @@ def test_beside_a_loss_that_is_a_function_a_metric_finds_inputs_and_target_by_na
             (X, X, Y),
             r"needs model\(batch\[0\]\), which the model does not take \(missing .* 'weight'\)",
         ),
-        ({"image": X, "y": Y}, r"needs model\(\*\*batch\), which .* 'x'\); let it, or let the metric be 'loss'"),
+        (
+            {"image": X, "y": Y},
+            r"needs model\(\*\*batch\), .* 'x'\); name its arguments as the batch does \(image, y\), or",
+        ),
     ],
     ids=["items", "names"],
 )

@@ -367,6 +367,40 @@ def test_an_evaluation_takes_its_share_of_the_time() -> None:
         asked(slow, steps=1000, minutes=5.0)
 
 
+class Warming(nn.Module):
+    """Counts the steps it is trained for, in a buffer or in an attribute, for a term of its loss that grows."""
+
+    def __init__(self, in_buffer: bool, *, also_evaluating: bool) -> None:
+        super().__init__()
+        self.body, self.also_evaluating = nn.Linear(6, 1), also_evaluating
+        self.seen: Any = 0
+        if in_buffer:
+            del self.seen
+            self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += self.training
+        return self.body(x)  # type: ignore[no-any-return]
+
+    def weight(self) -> Any:
+        return self.seen / 100 if self.training or self.also_evaluating else 1.0
+
+
+def warming_loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch[0]), batch[1]) + model.weight() * model.body.weight.square().sum()
+
+
+@pytest.mark.parametrize("in_buffer", [True, False])
+@pytest.mark.parametrize("also_evaluating", [True, False])
+def test_a_count_of_steps_that_weighs_in_the_metric_is_told(in_buffer: bool, also_evaluating: bool) -> None:
+    task = regression(
+        model=lambda: Warming(in_buffer, also_evaluating=also_evaluating), loss=warming_loss, metric="loss"
+    )
+    counted = look_at(task, CPU, 200).counted
+    assert ("depends on a count of steps in the model (seen)" in counted) is also_evaluating
+    assert bool(counted) is also_evaluating
+
+
 def test_a_schedule_is_looked_at_over_the_length_that_it_will_have() -> None:
     one_cycle = regression(scheduler=lambda optimizer, updates: OneCycleLR(optimizer, 0.1, total_steps=updates - 100))
     look = look_at(one_cycle, CPU, 200)

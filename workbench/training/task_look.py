@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -37,6 +37,7 @@ from workbench.tasks.stoppable_task import StoppedError
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.loop import training_loop
 from workbench.training.setup import Prepared, first_batch, prepare
+from workbench.training.step_counts import StepCounts
 
 _TIMED_STEPS = 4
 _CLEARLY_LONGER = 1.25  # of a step, where fewer threads are no longer enough
@@ -46,6 +47,7 @@ _EARLY = 0.2  # share of a run in which no schedule that was meant for it has en
 _FALLEN = 0.01  # share of the highest rate below which little is learned
 _ABOUT = 0.1  # how far from 1 a schedule's highest factor on the optimizer's rate may be
 _USUAL_BATCHES = 300  # of a task that says nothing
+_SAME = 1e-5  # relative; two evaluations with the same weights, on any device
 _NAMED = 3  # parameters, in a sentence
 
 
@@ -73,6 +75,7 @@ class TaskLook:
     fewer_threads: Mapping[int, float] = field(default_factory=dict)  # and a step's seconds where they are about enough
     compared: str = ""  # which items of a batch the metric compares, a sentence; empty where that is unambiguous
     falls_early: str = ""  # where the schedule ends long before the run, a sentence; empty where it does not
+    counted: str = ""  # which counts of steps weigh in the metric, a sentence; empty where none does
     untrained: str = ""  # which parameters of the loss get gradients that no optimizer uses, a sentence
     sets_rates: bool = False  # whether the schedule goes up to other rates than the optimizer's, as OneCycleLR does
 
@@ -86,7 +89,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         warnings.simplefilter("ignore")
         network = network_facts(task)
         # Before there is another copy, since memory may be short.
-        by_threads, evaluation_seconds, untrained = _seconds(task, device, steps, seed)
+        by_threads, evaluation_seconds, untrained, counted = _seconds(task, device, steps, seed)
         threads = max(by_threads)
         model = task.new_model().to(device)
         optimizer = task.new_optimizer(model)
@@ -119,6 +122,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             fewer_threads=by_threads,
             compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
             falls_early=_falls_early(course),
+            counted=counted,
             untrained=untrained,
             sets_rates=sets_rates,
         )
@@ -144,8 +148,8 @@ def _number(value: Any) -> float:
     return float(value.item() if isinstance(value, Tensor) else value) if is_known else 0.0
 
 
-def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[dict[int, float], float, str]:
-    """Time a step of the task as given, by number of threads, and an evaluation; say what of the loss is not trained.
+def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[dict[int, float], float, str, str]:
+    """Time a step of the task as given, by number of threads, and an evaluation; say what these steps have shown.
 
     On a CPU some steps are timed with all threads, with half of them, and so on until a step takes clearly longer.
     """
@@ -156,6 +160,8 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
     # A schedule may not go on beyond its end, and a training may be shorter than what is timed.
     prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=max(steps, n_steps))
     batches = prepared.batches(seed)
+    model, precision = unwrapped(prepared.boosted.model), prepared.boosted.precision
+    counts = StepCounts(model)
     loop = training_loop(prepared.boosted, prepared.task.compute_loss, batches, steps=n_steps)
     found = {most: _least_seconds(loop, device)}
     with devices.kept_threads():
@@ -166,11 +172,12 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
                 break
             found[most >> halvings] = seconds
     _refuse_updates_in_the_loss(prepared, next(batches))
-    model, precision = unwrapped(prepared.boosted.model), prepared.boosted.precision
     check_outputs(task, model, device, precision, seed)  # what is loaded for a metric is loaded once
     began = time.perf_counter()
     evaluate(task, model, device, precision, seed)
-    return found, time.perf_counter() - began, _untrained(prepared.task.loss, prepared.boosted.optimizer)
+    seconds = time.perf_counter() - began
+    counted = _counted(task, counts, steps / n_steps, lambda: evaluate(task, model, device, precision, seed))
+    return found, seconds, _untrained(prepared.task.loss, prepared.boosted.optimizer), counted
 
 
 def _refuse_updates_in_the_loss(prepared: Prepared, batch: Any) -> None:
@@ -211,6 +218,18 @@ def _about_equal(one: Tensor, other: Tensor) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join([*names[:_NAMED], *["..."] * (len(names) > _NAMED)])
+
+
+def _counted(task: Task, counts: StepCounts, share: float, judge: Callable[[], float]) -> str:
+    """Say which counts of steps weigh in the metric: a training of fewer steps would be judged by another measure."""
+    at_first, at_last = counts.judged(judge, share)
+    if math.isclose(at_first, at_last, rel_tol=_SAME) or math.isnan(at_first + at_last):
+        return ""
+    return (
+        f"The {task.metric_name} depends on a count of steps in the model ({_listed(counts.names)}): the same weights "
+        f"have {at_first:.4g} with the count of a training's first step and {at_last:.4g} with that of its last. "
+        "Set-ups of fewer updates are judged by another measure then; let evaluations take the value of the end."
+    )
 
 
 def _untrained(loss: Any, optimizer: Optimizer) -> str:
