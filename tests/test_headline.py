@@ -91,6 +91,9 @@ def test_tuned_plain_is_measured_beside_the_export_or_else_predicted() -> None:
     assert tuned_plain_speed(CHOICE, TUNED) == 2.0 / 1.6
     assert tuned_plain_speed(CHOICE, predicted) == 1.0 / 0.7
     assert tuned_plain_sentence(CHOICE, predicted) == "Tuned plain is predicted to need 0.70 of O0's time."
+    quicker = replace(predicted, relative_time=0.4)
+    assert tuned_plain_sentence(CHOICE, quicker).endswith(", which no runs beside the export have shown.")
+    assert "shown" not in tuned_plain_sentence(CHOICE, replace(quicker, drop=0.0051))
     lossy = tuned_plain_sentence(CHOICE, replace(TUNED, drop=0.0051))
     assert lossy.startswith("Tuned plain needs 0.80 of O0's time but loses more than is allowed; the export is 1.60 x")
     unknown = TunedPlain("", {}, math.nan)
@@ -132,6 +135,7 @@ def test_parts_that_make_less_than_was_measured_say_so() -> None:
     assert parts_against_total(PARTS, candidate(speedup=2.2)) == (
         "the parts multiply to 2.00 x, whole runs were measured at 2.20 x"
     )
+    assert parts_against_total(PARTS[:1], candidate(speedup=9.0)).startswith("the one part comes to ")
     assert parts_against_total(PARTS, candidate(speedup=math.nan)) == ""
     assert parts_against_total((), candidate(speedup=2.2)) == ""
 

@@ -58,6 +58,11 @@ def test_bars_intervals_and_references_are_drawn() -> None:
     assert figure_text(figure).startswith("schedule x 0.5 gives most: 2.00 x of 2.00 x")
 
 
+def test_a_rest_that_was_not_measured_part_by_part_gives_no_most() -> None:
+    figure = attribution_figure([GainPart("Muon, batch x 2, length 0.2", 4.0), GainPart("compiled", 1.5, 1.4, 1.6)])
+    assert figure_text(figure).startswith("4.00 x of the 6.00 x were not measured part by part")
+
+
 def test_a_whole_that_the_parts_do_not_make_is_told() -> None:
     figure = attribution_figure(PARTS, candidate(speedup=2.2))
     assert "the parts multiply to 2.00 x, whole runs were measured at 2.20 x" in figure_text(figure).replace("\n", " ")

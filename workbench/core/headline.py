@@ -69,7 +69,9 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
     lost = " but loses more than is allowed" if taken is not None and tuned.drop > taken.allowed_drop else ""
     share = f"{_share(1.0 / speed)} of O0's time{lost}"
     if taken is None or not math.isfinite(tuned.speedup):
-        return f"Tuned plain is predicted to need {share}."
+        is_quicker = taken is not None and not lost and speed > taken.speedup
+        unshown = ", which no runs beside the export have shown" if is_quicker else ""
+        return f"Tuned plain is predicted to need {share}{unshown}."
     ratio = format_interval(tuned.speedup, tuned.speedup_low, tuned.speedup_high, " x")
     unsure = "" if tuned.speedup_low > 1.0 else ", which is no sure gain"
     worth = ", so tuned plain is the faster one" if tuned.speedup_high < 1.0 else unsure
@@ -94,7 +96,8 @@ def parts_against_total(parts: Sequence[GainPart], candidate: CandidateRecord | 
     product = math.prod(part.factor for part in parts)
     if not parts or candidate is None or not abs(candidate.speedup / product - 1.0) > _AGREE:
         return ""
-    return f"the parts multiply to {product:.2f} x, whole runs were measured at {candidate.speedup:.2f} x"
+    made = "the parts multiply" if len(parts) > 1 else "the one part comes"
+    return f"{made} to {product:.2f} x, whole runs were measured at {candidate.speedup:.2f} x"
 
 
 def search_against_confirmation(study: StudyResult) -> str:

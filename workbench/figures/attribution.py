@@ -154,6 +154,8 @@ def _answer(parts: Sequence[GainPart], total: AttributionBar) -> str:
         return f"The parts of the {total.end:.2f} x were not measured by themselves"
     if len(parts) == 1:
         return f"All of the {total.end:.2f} x comes from {plain(most.part)}"
+    if most.effect == "unmeasured":
+        return f"{most.factor:.2f} x of the {total.end:.2f} x were not measured part by part"
     return f"{plain(most.part)} gives most: {most.factor:.2f} x of {total.end:.2f} x"
 
 

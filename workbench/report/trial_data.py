@@ -98,7 +98,7 @@ def _parameter_column(path: str) -> Values:
 
 def _row(trial: TrialRecord, study: StudyResult, base: Values, paths: Sequence[str], *, rounded: bool) -> Values:
     # Interrupted, or never begun: after a search nothing is waited for any more.
-    came_to = "not finished" if trial.state == "waiting" else outcome_of(trial, study.allowed_drops)
+    came_to = "not begun" if trial.state == "waiting" else outcome_of(trial, study.allowed_drops)
     config = _by_path(trial.config)
     changes = {path: config.get(path) for path in [*base, *config] if base.get(path) != config.get(path)}
     parts, effective = _in_effect(json.dumps(trial.config, sort_keys=True, default=str), trial.level)
