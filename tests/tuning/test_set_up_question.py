@@ -367,6 +367,22 @@ def test_an_evaluation_takes_its_share_of_the_time() -> None:
         asked(slow, steps=1000, minutes=5.0)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "is_told"),
+    [
+        (lambda named: torch.optim.Adam(named, lr=0.01), True),
+        (lambda named: torch.optim.Adam(named, lr=0.01, fused=True), False),
+        (lambda named: torch.optim.NAdam(named, lr=0.01), False),
+        (lambda named: type("Adam", (torch.optim.Adam,), {})(named, lr=0.01), False),
+    ],
+    ids=["plain", "fused", "no kernel", "one's own"],
+)
+def test_an_optimizer_that_could_be_fused_is_told(optimizer: Any, is_told: bool) -> None:
+    unfused = look_at(regression(optimizer=optimizer), CPU, 20).unfused
+    assert unfused.startswith("The task's Adam is not fused.") is is_told
+    assert bool(unfused) is is_told
+
+
 class Warming(nn.Module):
     """Counts the steps it is trained for, in a buffer or in an attribute, for a term of its loss that grows."""
 

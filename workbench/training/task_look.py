@@ -25,7 +25,7 @@ from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.own_generators import kept_generators
 from workbench.core.sparse_tables import sparse_tables
 from workbench.core.text import first_line
-from workbench.core.torch_internals import BatchNorm
+from workbench.core.torch_internals import BatchNorm, has_fused_kernel
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import concatenated, why_not_merged
 from workbench.methods.facts import facts_of_copies
@@ -76,6 +76,7 @@ class TaskLook:
     compared: str = ""  # which items of a batch the metric compares, a sentence; empty where that is unambiguous
     falls_early: str = ""  # where the schedule ends long before the run, a sentence; empty where it does not
     counted: str = ""  # which counts of steps weigh in the metric, a sentence; empty where none does
+    unfused: str = ""  # that the task's optimizer could be fused, a sentence; empty where it is or cannot be
     untrained: str = ""  # which parameters of the loss get gradients that no optimizer uses, a sentence
     sets_rates: bool = False  # whether the schedule goes up to other rates than the optimizer's, as OneCycleLR does
 
@@ -123,6 +124,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
             falls_early=_falls_early(course),
             counted=counted,
+            unfused="" if sparse_tables(model) else _unfused(optimizer),
             untrained=untrained,
             sets_rates=sets_rates,
         )
@@ -253,6 +255,20 @@ def _least_seconds(loop: Iterator[Any], device: torch.device) -> float:
         seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
     return min(seconds[1:])
+
+
+def _unfused(optimizer: Optimizer) -> str:
+    """Say so where torch has a kernel that updates all weights at once, and the optimizer does not use it."""
+    name, groups = type(optimizer).__name__, optimizer.param_groups
+    if getattr(torch.optim, name, None) is not type(optimizer) or any(group.get("fused", True) for group in groups):
+        return ""
+    every = [parameter for group in groups for parameter in group["params"]]
+    if not all(has_fused_kernel(parameter, f"_fused_{name.lower()}_") for parameter in every):
+        return ""
+    return (
+        f"The task's {name} is not fused. `fused=True` makes its updates faster; set-ups that name an optimizer have "
+        "it fused, and what that saves is a part of their gain."
+    )
 
 
 def _course(task: Task, optimizer: Optimizer, steps: int) -> Sequence[tuple[float, ...]]:

@@ -87,7 +87,7 @@ def begin_study(
     asked = (look, _named_from(folder, task))
     options: Any = {"allowed_drop": allowed_drop, "places": places, "threads": threads}
     question = ask(*asked, steps=length, minutes=minutes, **options)
-    about_task = [look.compared, look.falls_early, look.counted, look.untrained]
+    about_task = [look.compared, look.falls_early, look.counted, look.unfused, look.untrained]
     for sentence in [*about_task, *question.left_out, question.forecast(minutes, places)]:
         if sentence:
             on_note(sentence)
