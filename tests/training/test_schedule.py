@@ -18,6 +18,8 @@ from tests.kit.twins import pickled
 from workbench.config import BoostConfig
 from workbench.methods.batch.method import concatenated, parts_of
 from workbench.methods.schedule.method import factor_at, recorded, stretched
+from workbench.optim.adam_offload.optimizer import AdamOffload
+from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
 
@@ -220,3 +222,16 @@ def test_an_optimizer_without_a_rate_has_a_shorter_run_and_no_course(defaults: d
         rates.append(boosted.step().learning_rate)
     assert len(rates) == 4
     assert all(math.isnan(rate) for rate in rates)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [lambda net: AdamOffload(net, [0.1, 0.05]), lambda net: Thor(net, lambda step: 0.1, 0.1, 0.9)],
+    ids=["a list", "a function"],
+)
+def test_rates_that_an_optimizer_was_given_step_by_step_are_not_changed_in_vain(optimizer: Any) -> None:
+    net = nn.Linear(3, 1)
+    with pytest.raises(ValueError, match=r"`optimizer\.lr` is set, but the \w+ was given a rate for each step"):
+        workbench.apply({"optimizer": {"lr": 0.7}}, net, optimizer(net), level="O0")
+    with pytest.warns(UserWarning, match="the optimizer has no learning rate to change"):
+        workbench.apply({"schedule": {"shape": "linear"}}, net, optimizer(net), 2, level="O0")

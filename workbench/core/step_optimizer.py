@@ -30,6 +30,11 @@ class StepOptimizer(Optimizer, ABC):
     found_inf: Tensor | None = None
 
     @property
+    def has_own_rates(self) -> bool:
+        """Whether its learning rate was given step by step, or as a function of it, which overrides all others."""
+        return False
+
+    @property
     def carried_scale(self) -> Tensor | None:
         """The loss scale that ``torch.amp.GradScaler`` has left in the gradients, in torch's attribute ``grad_scale``.
 

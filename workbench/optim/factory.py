@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from workbench.config import CompatibilityConfig, OptimizerConfig
 from workbench.core.sparse_tables import sparse_tables
+from workbench.core.step_optimizer import StepOptimizer
 from workbench.core.torch_internals import has_fused_kernel
 from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.optim.muon.optimizer import Muon
@@ -61,9 +62,13 @@ def build_optimizer(
 def change_optimizer_(optimizer: Optimizer, config: OptimizerConfig) -> None:
     """Set the hyper-parameters that a section without a name gives, in every parameter group.
 
-    An optimizer that has no such hyper-parameter is a ValueError.
+    An optimizer that has no such hyper-parameter, or a course of its own for it, is a ValueError.
     """
     for name, value in config.hyper_parameters().items():
+        if name == "lr" and isinstance(optimizer, StepOptimizer) and optimizer.has_own_rates:
+            raise ValueError(
+                f"`optimizer.lr` is set, but the {type(optimizer).__name__} was given a rate for each step"
+            )
         groups, option = optimizer.param_groups, name
         if isinstance(optimizer, Muon) and name in {"lr", "aux_lr"}:  # one option, of two kinds of groups
             groups = [group for group in groups if group["matrices"] is (name == "lr")]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from workbench.core.step_optimizer import StepOptimizer
 from workbench.core.warning import warn
 from workbench.methods.protocol import Method, Preparation
 from workbench.methods.schedule.section import ScheduleSection
@@ -111,7 +112,9 @@ class StandIn(Optimizer):
 
 
 def has_rate(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer has learning rates; some have none, or find their own, as Adafactor does."""
+    """Return whether an optimizer has learning rates to change; some have none, or their own for each step."""
+    if isinstance(optimizer, StepOptimizer) and optimizer.has_own_rates:
+        return False
     return all(group.get("lr") is not None for group in optimizer.param_groups)
 
 

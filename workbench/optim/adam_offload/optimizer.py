@@ -160,6 +160,11 @@ class AdamOffload(StepOptimizer):
         self._order = order
 
     @property
+    def has_own_rates(self) -> bool:
+        """See `StepOptimizer`."""
+        return any(not isinstance(group["lr_schedule"], float) for group in self.param_groups)
+
+    @property
     def parameters(self) -> list[Tensor]:
         """All parameters, in the order of ``order_params`` where it was given."""
         held = self._held()

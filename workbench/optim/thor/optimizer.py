@@ -215,6 +215,11 @@ class Thor(StepOptimizer):
         return [layer.name for layer in self.preconditioner.layers]
 
     @property
+    def has_own_rates(self) -> bool:
+        """See `StepOptimizer`."""
+        return not isinstance(self._schedules["lr"][1], float)
+
+    @property
     def first_order(self) -> list[FirstOrder]:
         """Parameters whose gradient is used as it is, each with the reason."""
         return list(self.preconditioner.first_order)
