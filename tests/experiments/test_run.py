@@ -629,3 +629,12 @@ def test_the_tasks_criterion_decides_about_the_head_and_the_run_says_so(tmp_path
     assert result.notes == (note,)
     assert result.path is not None
     assert json.loads((result.path / "summary.json").read_bytes())["notes"] == [note]
+
+
+@pytest.mark.parametrize(("found_on", "is_said"), [("another", True), (small_task().name, False), (None, False)])
+def test_a_set_up_that_was_found_on_another_task_says_so(found_on: str | None, is_said: bool) -> None:
+    provenance = {} if found_on is None else {"environment": {"task": found_on}}
+    config = BoostConfig.from_dict({"provenance": provenance})
+    result = run_task(small_task(), config, level="O0", steps=2, device=torch.device("cpu"))
+    told = f"found on the task another: what it gains and costs on {small_task().name} was not measured"
+    assert (told in result.notes) is is_said

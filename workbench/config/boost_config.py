@@ -144,6 +144,14 @@ class BoostConfig(Section):
             sections["provenance"] = copy.deepcopy(self.provenance)
         return sections
 
+    def found_elsewhere(self, task: str) -> str:
+        """Return a sentence where it was found on another task than the one of this name; empty where it was not."""
+        searched = (self.provenance or {}).get("environment")
+        found_on = searched.get("task") if isinstance(searched, Mapping) else None
+        if found_on in (None, task):
+            return ""
+        return f"found on the task {found_on}: what it gains and costs on {task} was not measured"
+
     def to_boost_dict(self) -> dict[str, Any]:
         """Return only the sections MindSpore's AutoBoost reads, ready to be its ``boost_config_dict``."""
         sections = self.to_dict()

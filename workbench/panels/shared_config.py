@@ -78,11 +78,7 @@ class SharedConfig:
 
     def found_elsewhere(self) -> str:
         """Return a sentence where the set-up was found on another task than the one of the panels; empty elsewhere."""
-        searched = (self.with_provenance()[0].provenance or {}).get("environment")
-        found_on = searched.get("task") if isinstance(searched, Mapping) else None
-        if not self.task or found_on in (None, self.task):
-            return ""
-        return f"found on the task {found_on}: what it gains and costs on {self.task} was not measured"
+        return self.with_provenance()[0].found_elsewhere(self.task) if self.task else ""
 
     def learn(self, network: NetworkFacts, task: str = "") -> None:
         """Note what is known of the network, and whose it is, from now on, and call all observers."""

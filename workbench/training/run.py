@@ -297,7 +297,7 @@ class _Run:
             message=state.message,
             path=self.output.path or self.finished,
             plan=self.plan,
-            notes=self.boosted.notes,
+            notes=(*filter(None, [self.request.config.found_elsewhere(self.task.name)]), *self.boosted.notes),
         )
 
     def summary(self) -> dict[str, Any]:
