@@ -417,6 +417,18 @@ def test_a_count_of_steps_that_weighs_in_the_metric_is_told(in_buffer: bool, als
     assert bool(counted) is also_evaluating
 
 
+class Looking(Warming):
+    """Looks its weight up in a list that ends where today's training does."""
+
+    def weight(self) -> Any:
+        return [1.0, 0.5, 0.25, *[0.0] * 17][int(self.seen)]
+
+
+def test_a_count_that_cannot_be_set_to_the_end_ends_no_look() -> None:
+    task = regression(model=lambda: Looking(True, also_evaluating=True), loss=warming_loss, metric="loss")
+    assert look_at(task, CPU, 20).counted == ""
+
+
 def test_a_schedule_is_looked_at_over_the_length_that_it_will_have() -> None:
     one_cycle = regression(scheduler=lambda optimizer, updates: OneCycleLR(optimizer, 0.1, total_steps=updates - 100))
     look = look_at(one_cycle, CPU, 200)

@@ -224,7 +224,12 @@ def _listed(names: Sequence[str]) -> str:
 
 def _counted(task: Task, counts: StepCounts, share: float, judge: Callable[[], float]) -> str:
     """Say which counts of steps weigh in the metric: a training of fewer steps would be judged by another measure."""
-    at_first, at_last = counts.judged(judge, share)
+    try:
+        at_first, at_last = counts.judged(judge, share)
+    except StoppedError:
+        raise
+    except Exception:  # a count may index a list, or be kept in eight bits: any model may refuse in its own way
+        return ""
     if math.isclose(at_first, at_last, rel_tol=_SAME) or math.isnan(at_first + at_last):
         return ""
     return (
