@@ -92,8 +92,8 @@ def test_tuned_plain_is_measured_beside_the_export_or_else_predicted() -> None:
     assert tuned_plain_speed(CHOICE, predicted) == 1.0 / 0.7
     assert tuned_plain_sentence(CHOICE, predicted) == "Tuned plain is predicted to need 0.70 of O0's time."
     quicker = replace(predicted, relative_time=0.4)
-    assert tuned_plain_sentence(CHOICE, quicker).endswith(", which no runs beside the export have shown.")
-    assert "shown" not in tuned_plain_sentence(CHOICE, replace(quicker, drop=0.0051))
+    assert tuned_plain_sentence(CHOICE, quicker).endswith(", but no full runs have confirmed that.")
+    assert "confirmed" not in tuned_plain_sentence(CHOICE, replace(quicker, drop=0.0051))
     lossy = tuned_plain_sentence(CHOICE, replace(TUNED, drop=0.0051))
     assert lossy.startswith("Tuned plain needs 0.80 of O0's time but loses more than is allowed; the export is 1.60 x")
     unknown = TunedPlain("", {}, math.nan)

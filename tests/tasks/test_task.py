@@ -250,7 +250,7 @@ def test_beside_a_loss_that_is_a_function_a_metric_finds_inputs_and_target_by_na
         ),
         (
             {"image": X, "y": Y},
-            r"needs model\(\*\*batch\), .* 'x'\); name its arguments as the batch does \(image, y\), or",
+            r"needs model\(\*\*batch\), .* 'x'\); name its arguments after the keys of the batch \(image, y\), or",
         ),
     ],
     ids=["items", "names"],

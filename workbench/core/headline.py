@@ -70,7 +70,7 @@ def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
     share = f"{_share(1.0 / speed)} of O0's time{lost}"
     if taken is None or not math.isfinite(tuned.speedup):
         is_quicker = taken is not None and not lost and speed > taken.speedup
-        unshown = ", which no runs beside the export have shown" if is_quicker else ""
+        unshown = ", but no full runs have confirmed that" if is_quicker else ""
         return f"Tuned plain is predicted to need {share}{unshown}."
     ratio = format_interval(tuned.speedup, tuned.speedup_low, tuned.speedup_high, " x")
     unsure = "" if tuned.speedup_low > 1.0 else ", which is no sure gain"

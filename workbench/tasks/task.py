@@ -292,12 +292,12 @@ class Task:
         for inputs, named in ways:
             if not (why_not := why_not_called(function, *inputs, **named)):
                 return self._prediction(model(*inputs, **named))
-        mend = "let it"
+        change = "change its signature"
         if isinstance(batch, Mapping):
-            mend = f"name its arguments as the batch does ({', '.join(map(str, batch))})"
+            change = f"name its arguments after the keys of the batch ({', '.join(map(str, batch))})"
         raise TaskError(
             f"task {self.name!r}: where the loss is a function, the metric {self.metric_name} needs {call}, which the "
-            f"model does not take ({why_not}); {mend}, or let the metric be 'loss'"
+            f"model does not take ({why_not}); {change}, or use metric 'loss'"
         )
 
     def batch_size_of(self, batch: Any) -> int:

@@ -227,7 +227,8 @@ class _Sorted:
             options = self._stable_decay(warmup, final)
         elif final > 0 and shape == "linear" and self.rate is None and not self.today and self.total_steps is not None:
             sorting.leave(
-                "the Trainer's line falls to a rate that it is told, and today's optimizer has its own", "schedule"
+                "the Trainer's linear schedule ends at a fixed rate, and today's optimizer has rates of its own",
+                "schedule",
             )
             return
         elif final > 0:

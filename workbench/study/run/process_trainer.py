@@ -68,7 +68,7 @@ class ProcessCrew:
 
     def __enter__(self) -> Self:
         if self._processes:
-            self._thread.submit(bool).result()  # it lives now: nobody waits for one that is interrupted in its start
+            self._thread.submit(bool).result()  # start the thread: shutdown() misses one interrupted in its start
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -44,7 +44,7 @@ class ChangeDetector:
     def _open(self, path: Path, found: os.stat_result) -> None:
         self._close()
         self._file, self._opened = (found.st_dev, found.st_ino), object()
-        # A missing file must not be created; a locked one is not waited for, since whoever reads it next does that.
+        # Do not create a missing file, nor wait for a locked one: the next reader will.
         address = f"{path.absolute().as_uri()}?mode=rw"
         self._connection = sqlite3.connect(address, uri=True, timeout=0, check_same_thread=False)
 

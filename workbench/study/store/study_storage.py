@@ -386,7 +386,7 @@ class StudyStorage(BaseStorage):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _request(self, ask: Callable[[bool], _R]) -> _R:
-        """Make a request, again and again while the database is away; ``ask`` is told whether this is a repeat."""
+        """Make a request, retrying while the database is unavailable; ``ask`` is told whether this is a retry."""
         again = False
 
         def once() -> _R:
