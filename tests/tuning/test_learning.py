@@ -25,7 +25,7 @@ from workbench.report import study_report_html
 from workbench.report.sources import Sources
 from workbench.study import TuneProgress, join_study, read_result, tune
 from workbench.study.run.experimenter import TaskExperimenter
-from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
+from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, Trained, TrainJob
 from workbench.tasks import Task
 
 TOLD = "The task as given learns nothing in 100 batches: it ends with accuracy "
@@ -112,13 +112,32 @@ def test_a_search_for_the_fastest_set_up_ends_where_no_training_is_needed(
         assert (worker.finished_here, worker.complete) == (0, True)
 
 
-def test_a_search_that_cut_the_training_short_asks_for_more_minutes(tmp_path: Path) -> None:
-    folder = set_up_search.write(tmp_path / "s", **{**set_up_search.SEARCH_ALONE, "set_up": "todays_steps = 2000"})
-    doubt = set_up_search.run(folder, HardlyLearning(folder, 0.001)).doubt
-    assert "learns nothing in 200 of its 2000 batches" in doubt
-    assert doubt.endswith(
-        "give the search more minutes, so that its runs are longer, and start over (--minutes, --fresh)."
-    )
+@pytest.mark.parametrize("why_not", ["", "its losses differ"], ids=["faster", "not the same"])
+def test_where_a_training_cut_short_learns_nothing_a_faster_runtime_is_searched_alone(
+    tmp_path: Path, why_not: str
+) -> None:
+    class Runtimes(HardlyLearning):
+        """Amp O2 takes 0.8 of the time."""
+
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            return Agreement(why_not) if isinstance(job, AgreementJob) else super().run(job, monitor)
+
+    set_up = 'todays_steps = 2000\n[set_up.runtime]\n"amp.level" = ["O0", "O2"]'
+    folder = set_up_search.write(tmp_path / "s", set_up=set_up)
+    result = set_up_search.run(folder, Runtimes(folder, 0.001))
+    assert "learns nothing in 200 of its 2000 batches" in result.doubt
+    assert result.doubt.endswith("more minutes, so that its runs are longer, and start over (--minutes, --fresh).")
+    assert "The search ended with what makes a step faster, since runs so short show no more." in result.messages
+    taken, n_tried = result.choices["o1"].candidate, len(result.trials) - 1
+    assert read_config(result.exported["o1"]).amp.level == ("O0" if why_not else "O2")
+    assert read_result(folder).choices == result.choices
+    if why_not:
+        assert (taken, n_tried) == (None, 0)
+        assert "nothing that was timed makes its steps faster" in result.choice_sentences[0]
+    else:
+        assert taken is not None
+        assert (taken.verdict, n_tried) == ("confirmed", 1)
+        assert taken.speedup == pytest.approx(1.0 / 0.8, rel=0.05)
 
 
 def test_terminal_notebook_panel_and_report_begin_with_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,23 +41,34 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
             f"In {budget} of today's {today} batches the task as given hardly learns: it {ends}. Nothing so short "
             "shows whether a whole training keeps its quality."
         )
-    if gain > luck:
+    if gain > luck and today is None:
         return (
             f"The task as given learns less than may be lost: it {ends}; {metric.difference_text(drop)} may be lost. "
             "No training at all would do; allow a smaller drop (`--allowed-drop`, or in study.toml)."
         )
-    of, advice = "", "train it longer, or see why it does not learn"
     if today is not None:  # cut by the search, which had too little time for today's training
-        of = f" of its {today}"
-        advice = "give the search more minutes, so that its runs are longer, and start over (--minutes, --fresh)"
+        return (
+            f"The task as given learns nothing in {budget} of its {today} batches: it {ends}. Only what makes a step "
+            "faster is searched. For the rest, give the search more minutes, so that its runs are longer, and start "
+            "over (--minutes, --fresh)."
+        )
     return (
-        f"The task as given learns nothing in {budget}{of} batches: it {ends}. A faster way to that quality means "
-        f"nothing; {advice}."
+        f"The task as given learns nothing in {budget} batches: it {ends}. A faster way to that quality means "
+        "nothing; train it longer, or see why it does not learn."
     )
 
 
 def needs_no_training(study: optuna.Study, file: StudyFile) -> bool:
     """Return whether the least time to O0's quality is none: a search for the fastest set-up has its answer, O0."""
+    return file.set_up.todays_steps is None and _has_no_quality(study, file)
+
+
+def finds_steps_alone(study: optuna.Study, file: StudyFile) -> bool:
+    """Return whether a search for the fastest set-up is left with faster steps: runs cut for it learn nothing."""
+    return file.set_up.todays_steps is not None and _has_no_quality(study, file)
+
+
+def _has_no_quality(study: optuna.Study, file: StudyFile) -> bool:
     return file.study.objective == "time_to_quality" and bool(learns_nothing(study, file))
 
 

@@ -41,14 +41,16 @@ def _though_faster(trials: Sequence[TrialRecord], where: str, why: str) -> list[
     return [f"not trial {one}{more}, though faster {where} (up to {1.0 / at:.2f} x): {why}." for at, one in best]
 
 
-def nothing_found(trials: Sequence[TrialRecord], allowed_drop: float, metric_name: str, file: StudyFile) -> str:
+def nothing_found(
+    trials: Sequence[TrialRecord], allowed_drop: float, metric_name: str, file: StudyFile, *, steps_alone: bool = False
+) -> str:
     """Say what a search without any candidate tried, what came nearest and what would help, without a full stop.
 
-    Trials that train alike count as one plan.
+    Trials that train alike count as one plan. A search of ``steps_alone`` has timed set-ups before it trained any.
     """
     tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
     if not tried:
-        return _nothing_tried(file)
+        return "nothing that was timed makes its steps faster" if steps_alone else _nothing_tried(file)
     written = MetricScale(metric_name).difference_text
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
     within = [one for one in known if one.metric_deficit <= allowed_drop and not one.chance < SURE]

@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 
 from workbench.core.records import Choice, StudyResult, TrialRecord
 from workbench.core.text import first_line
-from workbench.study.answer.doubts import learns_nothing, needs_no_training
+from workbench.study.answer.doubts import finds_steps_alone, learns_nothing, needs_no_training
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.not_exported import faster_untested, nothing_found
@@ -206,7 +206,8 @@ def _result(
         if needs_no_training(study, file):
             choices[target] = Choice(target, None, as_given)
             continue
-        nothing = nothing_found(trials, float(drop), metric.name, file)
+        steps_alone = finds_steps_alone(study, file)
+        nothing = nothing_found(trials, float(drop), metric.name, file, steps_alone=steps_alone)
         choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
         tested = {one.trial_number for one in candidates if one.target == target}
         untested = faster_untested(choice, trials, tested, attributes)

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
 from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict
+from workbench.study.answer.doubts import finds_steps_alone
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
@@ -169,7 +170,8 @@ def _by_time(
     trials, remaining = study.get_trials(deepcopy=False), study.user_attrs.get(_REMAINING)
     numbers = sorted({*standing.ranking, *([] if plain is None else [plain])}, key=standing.times.__getitem__)
     if standing.leader is None:
-        faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
+        least = 0.0 if finds_steps_alone(study, file) else _LIKELY  # faster steps compute what O0's do
+        faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > least]
         likely = sorted(faster, key=lambda number: -standing.sure[number])[:1]
         numbers = list(dict.fromkeys([*likely, *numbers]))
     if remaining is not None:

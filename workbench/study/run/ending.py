@@ -14,7 +14,7 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from workbench.study.answer.doubts import needs_no_training
+from workbench.study.answer.doubts import finds_steps_alone, needs_no_training
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.sampling import PerTrialSampler
@@ -47,6 +47,8 @@ class SearchEnd:
             return "The search ended with O0, since nothing that is searched acts on this network."
         if needs_no_training(self._study, self._file):
             return "The search ended with O0, since no training is needed for its quality."
+        if finds_steps_alone(self._study, self._file):
+            return "The search ended with what makes a step faster, since runs so short show no more."
         why = self._why(trials, n_counted)
         return f"The search ended because {why}; {self._finished(trials)}." if why else ""
 

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 
 from workbench.core.records import Verdict
 from workbench.study.answer.confirming import Confirmation
-from workbench.study.answer.doubts import learns_nothing, tight_drop
+from workbench.study.answer.doubts import finds_steps_alone, learns_nothing, tight_drop
 from workbench.study.answer.freezing_limits import measure_freezing_limits
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
@@ -90,6 +90,8 @@ class StudyStages:
     def find_set_up(self, *, searches: bool) -> None:
         """Search for the fastest set-up, in the stages of ``set_up/stages.py``, and find out what its parts are."""
         study, file, search, guard, limit = self.study, self.file, self.search, self.guard, self.limit
+        steps_alone = finds_steps_alone(study, file)
+        searches = searches and not steps_alone
         times = Timetable(study, file, self.deadline, limit, max(len(self.trainers()), 1))
         end = times.search_ends()
         guard.limits.deadline = stage_ends(end, limit, self.deadline)
@@ -105,7 +107,7 @@ class StudyStages:
         if not (has_found(study, file) if searches else self._compete()):
             # Nothing to take apart, or to confirm: the search has that time, too.
             guard.limits.deadline = times.confirmation_begins()
-            try_runtime_alone(search)
+            try_runtime_alone(search, however_little=steps_alone)
             search.run_until(guard.limits.deadline)
         search.objective.trainers = self.trainers()
         for moment in times.ends_of_search() if searches else ():

@@ -76,9 +76,13 @@ def find_plain(search: Search, *, deadline: float | None, limit: float | None) -
             return
 
 
-def try_runtime_alone(search: Search) -> None:
-    """Train the task as given in the chosen runtime: a gain, where no other plan keeps the quality."""
-    if runtime_ratio(search.study.user_attrs) > _WORTH_ALONE:
+def try_runtime_alone(search: Search, *, however_little: bool) -> None:
+    """Train the task as given in the chosen runtime: a gain, where no other plan keeps the quality.
+
+    What saves little is left, unless ``however_little`` counts as nothing else is searched.
+    """
+    ratio = runtime_ratio(search.study.user_attrs)
+    if ratio >= 1.0 or (ratio > _WORTH_ALONE and not however_little):
         return
     trials = search.study.get_trials(deepcopy=False)
     if any(one.user_attrs.get(GIVEN) == {} and one.state.is_finished() for one in trials):
