@@ -73,6 +73,7 @@ def test_parts_whose_runs_tell_next_to_nothing_share_the_bar_of_the_schedule() -
     assert told_apart([cut, less_bn])[0].note == cut.note
     assert told_apart([GainPart("the task's own schedule", 1.0), less_bn])[0].part == "LessBN"
     assert told_apart([schedule, layout]) == (schedule, layout)
+    assert told_apart([GainPart("the task's own schedule", 1.004), layout]) == (layout,), "which adds nothing"
     assert told_apart([]) == ()
 
 

@@ -128,6 +128,7 @@ def test_where_a_training_cut_short_learns_nothing_a_faster_runtime_is_searched_
     assert "learns nothing in 200 of its 2000 batches" in result.doubt
     assert result.doubt.endswith("more minutes, so that its runs are longer, and start over (--minutes, --fresh).")
     assert "The search ended with what makes a step faster, since runs so short show no more." in result.messages
+    assert not any("importance" in one for one in result.messages)
     taken, n_tried = result.choices["o1"].candidate, len(result.trials) - 1
     assert read_config(result.exported["o1"]).amp.level == ("O0" if why_not else "O2")
     assert read_result(folder).choices == result.choices

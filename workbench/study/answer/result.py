@@ -286,9 +286,10 @@ def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float],
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     n_plans = sum("repeats" not in trial.user_attrs for trial in complete)
-    if n_plans < _FEWEST_SET_UPS:  # of O0 alone there is nothing to say
+    if n_plans < _FEWEST_SET_UPS:
         few = f"The importance of the parameters needs {_FEWEST_SET_UPS} set-ups that ran to their end."
-        return {}, few if n_plans > 1 else ""
+        has_few = n_plans <= 1 or finds_steps_alone(study, file) or (file.most_plans() or math.inf) < _FEWEST_SET_UPS
+        return {}, "" if has_few else few  # where there can be no more, that goes without saying
     target = (lambda trial: float(trial.values[-1])) if len(study.directions) > 1 else None
     try:
         with warnings.catch_warnings():

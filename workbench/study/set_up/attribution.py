@@ -50,6 +50,7 @@ _CUT = "no time was left to measure them one by one"
 _SCATTERED = "their runs scatter too much to tell them apart"
 _VAGUE = 2.25  # ratio of the ends of an interval around 1 from which a bar of its own tells a reader nothing
 _NO_SCHEDULE = "the task's own schedule"
+_NO_FACTOR = 0.005  # from 1, which is rounded away
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
 _BOLD = 0.5  # how probably a set-up's bolder form keeps the quality
@@ -398,7 +399,10 @@ def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, .
 
 
 def told_apart(bars: Sequence[GainPart]) -> tuple[GainPart, ...]:
-    """Return the parts as readers see them: those of which the runs say next to nothing share the schedule's bar."""
+    """Return the parts as readers see them: those of which the runs say next to nothing share the schedule's bar.
+
+    The task's own schedule has none where it adds nothing.
+    """
     if not bars:
         return ()
     schedule, *others = bars
@@ -408,7 +412,8 @@ def told_apart(bars: Sequence[GainPart]) -> tuple[GainPart, ...]:
     factor = math.prod(bar.factor for bar in (schedule, *vague))
     note = schedule.note or (_SCATTERED if vague else "")
     joint = replace(schedule, part=_BESIDE.join(names) or _NO_SCHEDULE, factor=factor, note=note)
-    return (joint, *(bar for bar in others if bar not in vague))
+    is_shown = bool(names) or abs(factor - 1.0) >= _NO_FACTOR
+    return (*([joint] if is_shown else []), *(bar for bar in others if bar not in vague))
 
 
 def is_explained(study: optuna.Study, number: int) -> bool:
