@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import nbformat
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 from playwright.sync_api import expect
 
@@ -59,11 +58,15 @@ def normalised_task_of_the_readme() -> str:
 
 def write_notebook(lab: Lab, name: str, *cells: str) -> None:
     """Write a notebook of code cells beside the shipped ones, as a person would have typed it."""
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source) for source in cells],
-        metadata={"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}},
-    )
-    nbformat.write(notebook, lab.folder / "notebooks" / f"{name}.ipynb")
+    empty = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    notebook = {
+        "cells": [{**empty, "id": f"cell-{index}", "source": source} for index, source in enumerate(cells)],
+        "metadata": {"kernelspec": kernel},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    (lab.folder / "notebooks" / f"{name}.ipynb").write_text(json.dumps(notebook))
 
 
 def open_notebook(page: Page, lab: Lab, notebook: str) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
-from tests.notebooks.shipped import NOTEBOOKS, read_notebook
+from tests.notebooks.shipped import NOTEBOOKS
 
 pytestmark = [pytest.mark.notebook, pytest.mark.timeout(600)]
 
@@ -27,6 +25,13 @@ LONG = {
 }
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_it_is_valid(path: Path) -> None:
+    import nbformat  # which takes six seconds, in each process that collects tests
+
+    nbformat.validate(nbformat.read(path, as_version=nbformat.NO_CONVERT))  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem in LONG)) for path in NOTEBOOKS],
@@ -35,7 +40,10 @@ def test_it_runs_from_top_to_bottom_and_complains_of_nothing(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")  # jupyter_core announces it as its coming default
-    notebook = read_notebook(path)
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)  # type: ignore[no-untyped-call]
     client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
     client.execute()
     if folder := os.environ.get("WORKBENCH_EXECUTED_NOTEBOOKS"):  # the documentation shows these copies
