@@ -13,9 +13,10 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+from tests.kit.fake_runner import SEARCH, FakeRunner, stored_trials, write_study
 from tests.kit.processes import forkserver
 from workbench.config import ConfigError
-from workbench.study import StudyError, parse_study
+from workbench.study import StudyError, parse_study, tune
 from workbench.study.ask.search_space import SearchedSpace, Suggestion
 from workbench.study.sample import grid
 from workbench.study.sample.grid import grid_points
@@ -361,3 +362,13 @@ def test_contradicting_values_are_no_point_of_the_grid() -> None:
     assert len(points) == 3
     with pytest.raises(ConfigError):
         space.base.with_values({"loss_scale.init": 4.0, "loss_scale.minimum": 16.0})
+
+
+@pytest.mark.parametrize("name", [pytest.param("gp", marks=pytest.mark.slow), "nsga2"])
+def test_what_was_pruned_or_differs_in_what_is_not_in_effect_is_not_proposed_again(tmp_path: Path, name: str) -> None:
+    text = SEARCH.replace("n_trials = 4", "n_trials = 12")
+    folder = write_study(tmp_path / "s", f'{text}\n[sampler]\nname = "{name}"\n[pruner]\nname = "median"\n')
+    result = tune(folder, make_experimenter=lambda _, directory: FakeRunner(directory))
+    assert "The search ended with all 12 trials." in result.messages
+    assert {"complete", "pruned"} == {trial.state for trial in result.trials}
+    assert sum("repeats" in trial.user_attrs for trial in stored_trials(folder)) < 6, "levels at which nothing acts"

@@ -11,6 +11,7 @@ algorithm configuration", LION 2011, section 4.)
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from abc import abstractmethod
@@ -21,12 +22,15 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from workbench.config import ConfigError
 from workbench.study.ask.search_space import SearchedSpace
 from workbench.study.store.trial_ids import id_of, storage_of
 
 _STATE_KEY = "sampler"  # user attribute of a trial
+_MOST_DRAWN = 20  # times for one trial, for a point that is new
 
 
 class WholeSpaceSampler(BaseSampler):
@@ -61,38 +65,69 @@ class OptunaOverAll(WholeSpaceSampler):
 
     def __init__(self, inner: BaseSampler, space: SearchedSpace, seed: int) -> None:
         super().__init__(space, RandomSampler(seed=seed))
-        self._inner = inner
+        self._inner, self._all = inner, space.distributions
 
     def propose(self, study: optuna.Study, trial: FrozenTrial) -> Mapping[str, Any]:
-        """Ask the sampler in a copy of the study."""
+        """Ask the sampler in a copy of the study; where it proposes what the study has had, draw at random instead.
+
+        Points that differ in what is not in effect are one point of the study, and new ones to the sampler, which
+        proposed some of them again and again.
+        """
         view = optuna.create_study(directions=study.directions, sampler=self._inner)
-        copies = (self._copied(one) for one in study.get_trials(deepcopy=False) if one.number != trial.number)
-        view.add_trials([one for one in copies if one is not None])
-        asked = view.ask(fixed_distributions=self._space.distributions)
+        others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
+        worst = _worst(others, study.directions)
+        copies = [copy for one in others if (copy := self._copied(one, worst)) is not None]
+        view.add_trials(copies)
+        asked = view.ask(fixed_distributions=self._all)
         state = view.get_trials(deepcopy=False)[-1].system_attrs
         keep_sampler_state(study, trial, {key: value for key, value in state.items() if isinstance(value, int)})
-        return asked.params
+        params, known = asked.params, {repr(one.params) for one in copies}
+        for _ in range(_MOST_DRAWN):
+            if repr(self._in_effect(params)) not in known:
+                break
+            params = {path: self._rest.sample_independent(study, trial, path, one) for path, one in self._all.items()}
+        return params
 
-    def _copied(self, trial: FrozenTrial) -> FrozenTrial | None:
-        """Return a trial with all parameters; None for one that tells the sampler nothing."""
+    def _copied(self, trial: FrozenTrial, worst: Sequence[float]) -> FrozenTrial | None:
+        """Return a trial with all parameters; None for one that tells the sampler nothing.
+
+        A pruned one has ended with the ``worst`` values: Optuna's samplers do not see it, and would propose it again.
+        """
         is_drawn = trial.state == TrialState.RUNNING and trial.params  # else another process is about to draw it
-        if trial.state != TrialState.COMPLETE and not is_drawn:
+        is_pruned = trial.state == TrialState.PRUNED and bool(worst)
+        if not (trial.state == TrialState.COMPLETE or is_pruned or is_drawn):
             return None
-        full = {}
-        for path, distribution in self._space.distributions.items():
-            given = trial.params.get(path)
-            full[path] = given if _fits(distribution, given) else value_at(distribution, 0.5)
         try:
             return optuna.trial.create_trial(
-                state=trial.state,
-                values=trial.values,
-                params=full,
-                distributions=self._space.distributions,
+                state=TrialState.COMPLETE if is_pruned else trial.state,
+                values=worst if is_pruned else trial.values,
+                params=self._whole(trial.params),
+                distributions=self._all,
                 system_attrs=sampler_state(trial),
                 constraints=trial.constraints or None,
             )
         except ValueError:  # from a storage that another process has written to
             return None
+
+    def _whole(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what was drawn, and the middle of everything else."""
+        full = {}
+        for path, distribution in self._all.items():
+            given = params.get(path)
+            full[path] = given if _fits(distribution, given) else value_at(distribution, 0.5)
+        return full
+
+    def _in_effect(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a point with the middle of everything that is not in effect there."""
+        drawn: dict[str, Any] = {}
+
+        def value(path: str, distribution: BaseDistribution) -> Any:
+            drawn[path] = params[path] if path in params else value_at(distribution, 0.5)
+            return drawn[path]
+
+        with contextlib.suppress(ConfigError):  # values that contradict each other, which the trial will say
+            self._space.suggest(value)
+        return self._whole(drawn)
 
 
 class EvenSampler(WholeSpaceSampler):
@@ -128,6 +163,13 @@ class EvenSampler(WholeSpaceSampler):
             sequence.fast_forward(trial.number)
             point = sequence.random(1)[0]
         return values_at(self._space.distributions, point.tolist())
+
+
+def _worst(trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection]) -> list[float]:
+    """Return the worst value of the finished trials in each objective; empty where none has finished."""
+    values = [trial.values for trial in trials if trial.state == TrialState.COMPLETE and trial.values]
+    columns = zip(directions, zip(*values, strict=True), strict=False)
+    return [max(column) if way == StudyDirection.MINIMIZE else min(column) for way, column in columns]
 
 
 def _fits(distribution: BaseDistribution, value: Any) -> bool:
