@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,14 @@ from workbench.config import BoostConfig, ConfigError, ParameterInfo, describe_p
 
 INFOS = list(describe_parameters().values())
 SCHEMA = BoostConfig.json_schema()
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+@functools.cache
+def validator() -> Any:
+    from jsonschema import Draft202012Validator  # six seconds, in each process that collects tests
+
+    Draft202012Validator.check_schema(SCHEMA)
+    return Draft202012Validator(SCHEMA)
 
 
 @pytest.mark.parametrize("info", INFOS, ids=lambda info: info.path)
@@ -71,7 +78,7 @@ def test_kinds_choices_and_units_are_those_of_the_fields() -> None:
 
 
 def test_schema_is_itself_valid_and_plain_json() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert validator()
     assert json.loads(json.dumps(SCHEMA, allow_nan=False)) == SCHEMA
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
@@ -80,13 +87,13 @@ def test_schema_is_itself_valid_and_plain_json() -> None:
 @given(config_dicts())
 def test_schema_accepts_what_is_accepted(values: dict[str, Any]) -> None:
     BoostConfig.from_dict(values)
-    VALIDATOR.validate(values)
+    validator().validate(values)
 
 
 @repeatable
 @given(configs)
 def test_schema_accepts_what_is_written(config: BoostConfig) -> None:
-    VALIDATOR.validate(config.to_dict())
+    validator().validate(config.to_dict())
 
 
 @repeatable
@@ -98,7 +105,7 @@ def test_schema_accepts_every_single_value_that_is_accepted(path: str, value: An
         BoostConfig.from_dict(values)
     except ConfigError:
         return
-    VALIDATOR.validate(values)
+    validator().validate(values)
 
 
 @pytest.mark.parametrize(
@@ -120,4 +127,4 @@ def test_schema_accepts_every_single_value_that_is_accepted(path: str, value: An
 def test_schema_refuses_what_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         BoostConfig.from_dict(values)
-    assert not VALIDATOR.is_valid(values)
+    assert not validator().is_valid(values)
