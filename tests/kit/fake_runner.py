@@ -18,6 +18,7 @@ import optuna
 
 from workbench.config import BoostConfig
 from workbench.methods.dim_reduce.pca_files import list_snapshots, save_pca_matrix
+from workbench.study import StudyResult, tune
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import (
     UNMONITORED,
@@ -117,12 +118,23 @@ def final_metric(config: BoostConfig, level: str, seed: int) -> float:
 
 
 class FakeRunner:
-    """Runs a study's jobs without training; a test that wants something else overrides `run`.
+    """Runs a study's jobs without training; a test that wants something else replaces a hook, or overrides `run`.
 
     Args:
         directory: Folder of the study.
         seconds: What an evaluation and a snapshot take.
     """
+
+    def before(self, job: Job[Any]) -> None:
+        """Do nothing; a test may raise here."""
+
+    def trained(self, job: TrainJob, run: Trained) -> Trained:
+        """Return what a run came to; a test may change it."""
+        return run
+
+    def timed(self, job: SpeedJob, speed: SpeedMeasured) -> SpeedMeasured:
+        """Return what a measurement came to; a test may change it."""
+        return speed
 
     def __init__(self, directory: Path, seconds: float = 0.0) -> None:
         self.directory = directory
@@ -138,11 +150,12 @@ class FakeRunner:
         return None
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        self.before(job)
         match job:
             case TrainJob():
-                return self._train(job, monitor)
+                return self.trained(job, self._train(job, monitor))
             case SpeedJob():
-                return self._speed(job)
+                return self.timed(job, self._speed(job))
             case ReplayJob():
                 return self._replay(job)
         raise NotImplementedError(job.kind)
@@ -217,7 +230,7 @@ class FakeRunner:
 
 
 def making(kind: type[FakeRunner] = FakeRunner, **attributes: Any) -> Callable[[StudyFile, Path], FakeRunner]:
-    """Return what makes a fake with these attributes, in this process."""
+    """Return what makes a fake with these attributes, hooks among them, in this process."""
 
     def make(file: StudyFile, directory: Path) -> FakeRunner:
         runner = kind(directory)
@@ -225,6 +238,13 @@ def making(kind: type[FakeRunner] = FakeRunner, **attributes: Any) -> Callable[[
         return runner
 
     return make
+
+
+def tuned(directory: Path, text: str | None = None, **options: Any) -> StudyResult:
+    """Run a study with a fake; with a text, write it first."""
+    if text is not None:
+        write_study(directory, text)
+    return tune(directory, **{"make_experimenter": make_fake} | options)
 
 
 def make_fake(file: StudyFile, directory: Path) -> FakeRunner:

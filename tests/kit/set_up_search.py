@@ -109,6 +109,15 @@ def predicted_time(config: BoostConfig) -> float:
 
 
 @contextmanager
+def begun_with(runner: SurfaceRunner, **changed: Any) -> Iterator[tuple[StudyFile, optuna.Study, Search]]:
+    """Begin a study in the runner's folder, which trains O0, and open it."""
+    folder = write(runner.directory, **{"plain_runs": 0} | changed)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as opened:
+        yield opened
+
+
+@contextmanager
 def searching(folder: Path, runner: SurfaceRunner) -> Iterator[tuple[StudyFile, optuna.Study, Search]]:
     """Open a study that was begun, to run trials in it by hand."""
     with kept.quiet_optuna():

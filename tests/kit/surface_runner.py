@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ import numpy as np
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
-from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, Trained, TrainJob
+from workbench.study.run.job import (
+    UNMONITORED,
+    Agreement,
+    AgreementJob,
+    Job,
+    Monitor,
+    SpeedJob,
+    SpeedMeasured,
+    Trained,
+    TrainJob,
+)
 
 STEP_MS = 20.0
 
@@ -60,6 +71,11 @@ def step_ratio(config: BoostConfig) -> float:
     return ratio * (0.8 if config.amp.level == "O2" else 1.0)
 
 
+def scaled(speed: SpeedMeasured, factor: float) -> SpeedMeasured:
+    """Return a measurement of steps that take so many times as long."""
+    return replace(speed, ratio=factor * speed.ratio, low=factor * speed.low, high=factor * speed.high)
+
+
 class SurfaceRunner:
     """Runs a study's jobs on the surface, in no time.
 
@@ -68,15 +84,27 @@ class SurfaceRunner:
         noise: Standard deviation of a run's metric.
         seed: Of the noise.
         truth: Mean final metric of a configuration; NaN where it diverges.
+        before: Called with each job.
+        trained: Changes what a run came to.
+        timed: Changes what a measurement came to.
     """
 
     def __init__(
-        self, directory: Path, noise: float = 0.006, seed: int = 0, truth: Callable[[BoostConfig], float] = true_metric
+        self,
+        directory: Path,
+        noise: float = 0.006,
+        seed: int = 0,
+        truth: Callable[[BoostConfig], float] = true_metric,
+        *,
+        before: Callable[[Job[Any]], None] = lambda _: None,
+        trained: Callable[[TrainJob, Trained], Trained] = lambda _, run: run,
+        timed: Callable[[SpeedJob, SpeedMeasured], SpeedMeasured] = lambda _, speed: speed,
     ) -> None:
         self.directory = directory
         self.noise = noise
         self.seed = seed
         self.truth = truth
+        self.before, self.trained, self.timed = before, trained, timed
         self.metric_name = "accuracy"
         self.higher_is_better = True
         self.data_hash = "surface"
@@ -90,12 +118,19 @@ class SurfaceRunner:
         return None
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        self.before(job)
         self.jobs.append(job)
         if isinstance(job, TrainJob):
-            return self._train(job)
+            return self.trained(job, self._train(job))
+        if isinstance(job, AgreementJob):
+            return Agreement("")
         assert isinstance(job, SpeedJob)
         ratio = step_ratio(job.candidate[0])
-        return SpeedMeasured(ratio, ratio * 0.98, ratio * 1.02, STEP_MS, 0.0)
+        return self.timed(job, SpeedMeasured(ratio, ratio * 0.98, ratio * 1.02, STEP_MS, 0.0))
+
+    @property
+    def train_jobs(self) -> list[TrainJob]:
+        return [job for job in self.jobs if isinstance(job, TrainJob)]
 
     def _train(self, job: TrainJob) -> Trained:
         self.runs += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
-from tests.kit.set_up_search import LINEAR, predicted_time, run, searching, taken_of, write
+from tests.kit.set_up_search import LINEAR, begun_with, predicted_time, run, taken_of, write
 from tests.kit.simulated_attribution import ADAMW, MERGED, SMOOTHED, SimulatedAttributor, Truth, true_and_shown
 from tests.kit.surface_runner import SurfaceRunner, optimizer_of
 from workbench.config import BoostConfig
@@ -22,7 +22,7 @@ from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study.answer.worth import _worth
 from workbench.study.ask.study_file import StudyFile, read_study
-from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, TrainJob
+from workbench.study.run.job import Job, SpeedJob, SpeedMeasured, TrainJob
 from workbench.study.set_up.attribution import (
     Attributor,
     _bar,
@@ -36,14 +36,12 @@ from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.stages import explain
 from workbench.study.set_up.total_time import StepTimes
 
-
-def part() -> Part:
-    return Part("batch x 4", ("batch.factor",), "learning")
+MERGING = Part("batch x 4", ("batch.factor",), "learning")
 
 
 @pytest.mark.parametrize("spread", [math.nan, math.inf, 1e6, 2.0])
 def test_runs_that_hardly_depend_on_their_length_bound_no_factor(spread: float) -> None:
-    bar = _bar(part(), _Needed(0.4, spread, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0))
+    bar = _bar(MERGING, _Needed(0.4, spread, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0))
     assert bar.factor == pytest.approx(2.0)
     assert math.isnan(bar.low)
     assert math.isnan(bar.high)
@@ -52,10 +50,10 @@ def test_runs_that_hardly_depend_on_their_length_bound_no_factor(spread: float) 
 
 
 def test_runs_that_do_give_an_interval() -> None:
-    bar = _bar(part(), _Needed(0.4, 0.05, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0))
+    bar = _bar(MERGING, _Needed(0.4, 0.05, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0))
     assert 1.7 < bar.low < 2.0 < bar.high < 2.3
     assert not _is_idle(bar)
-    assert _is_idle(_bar(part(), _Needed(0.202, 0.05, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0)))
+    assert _is_idle(_bar(MERGING, _Needed(0.202, 0.05, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0)))
 
 
 def test_parts_whose_runs_tell_next_to_nothing_share_the_bar_of_the_schedule() -> None:
@@ -95,10 +93,12 @@ def test_no_line_falls_through_runs_of_one_length_or_runs_that_get_worse(runs: l
     assert parallel_lines([[(0.0, 0.0)] * 3, runs]) is None
 
 
+SPACE = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> StudyFile:
-    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
-    return read_study(write(tmp_path / "study", space=space))
+    return read_study(write(tmp_path / "study", space=SPACE))
 
 
 @pytest.mark.parametrize("whole", [ADAMW | MERGED, ADAMW | MERGED | SMOOTHED], ids=["both help", "one does not"])
@@ -201,24 +201,14 @@ def test_in_twenty_searches_the_part_that_does_nothing_goes_and_the_one_that_hel
     assert kept >= 19
 
 
-class SmoothBatches(SurfaceRunner):
-    """Merging two batches saves 30 % of the time, and is worth it only where labels are smoothed, too."""
+def quick_batches(directory: Path, truth: Callable[[BoostConfig], float], noise: float) -> SurfaceRunner:
+    """Return a runner where merging two batches saves 30 % of the time."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
-        super().__init__(directory, truth=self.quality, **options)
-
-    @staticmethod
-    def quality(config: BoostConfig) -> float:
-        merged = config.part(BatchSection).factor == 2.0
-        worth = config.part(ScheduleSection).length * (0.69 if merged and smoothing_of(config) == 0.0 else 1.0)
-        return 0.98 + 0.04 * math.log2(worth * (1.1 if smoothing_of(config) else 1.0))
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        outcome = super().run(job, monitor)
-        if not isinstance(job, SpeedJob):
-            return outcome
+    def timed(job: SpeedJob, speed: SpeedMeasured) -> SpeedMeasured:
         ratio = job.candidate[0].part(BatchSection).factor ** 0.5
-        return replace(outcome, ratio=ratio, low=0.99 * ratio, high=1.01 * ratio)
+        return replace(speed, ratio=ratio, low=0.99 * ratio, high=1.01 * ratio)
+
+    return SurfaceRunner(directory, noise=noise, truth=truth, timed=timed)
 
 
 def smoothing_of(config: BoostConfig) -> float:
@@ -234,11 +224,14 @@ class SmoothingFirst(Attributor):
 
 def test_a_part_that_helps_only_beside_another_one_is_kept(tmp_path: Path) -> None:
     """Once the smoothing has gone, merging batches is no gain; in the whole set-up it is."""
-    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
-    folder = write(tmp_path / "study", space=space, plain_runs=0)
-    runner = SmoothBatches(folder, noise=0.003)
-    run(folder, runner, trials=1)
-    with searching(folder, runner) as (file, study, search):
+
+    def truth(config: BoostConfig) -> float:
+        is_spoilt = config.part(BatchSection).factor == 2.0 and smoothing_of(config) == 0.0
+        worth = config.part(ScheduleSection).length * (0.69 if is_spoilt else 1.0)
+        return 0.98 + 0.04 * math.log2(worth * (1.1 if smoothing_of(config) else 1.0))
+
+    runner = quick_batches(tmp_path, truth, noise=0.003)
+    with begun_with(runner, space=SPACE) as (file, study, search):
         whole = {"schedule.length": 0.64, "batch.factor": 2.0, "regularization.label_smoothing": 0.1}
         number = search.run_given({**whole, "schedule.shape": "linear"}, {"n_seeds": 3})
         attributor = SmoothingFirst(study, file, StepTimes(study, file, runner), search.run_given, None)
@@ -248,21 +241,13 @@ def test_a_part_that_helps_only_beside_another_one_is_kept(tmp_path: Path) -> No
         assert attributor.without_idle_parts(number) == number
 
 
-class UsefulBatches(SmoothBatches):
-    """Merging two batches saves 30 % of the time and costs nothing; smoothing labels does nothing."""
-
-    @staticmethod
-    def quality(config: BoostConfig) -> float:
-        return 0.98 + 0.02 * math.log2(config.part(ScheduleSection).length)
-
-
 def test_what_is_no_gain_goes_although_without_all_that_is_no_sure_gain_a_run_takes_longer(tmp_path: Path) -> None:
-    """Few runs may not bound the factor of a part that helps: it goes back, the one that does nothing stays away."""
-    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
-    folder = write(tmp_path / "study", space=space, plain_runs=0)
-    runner = UsefulBatches(folder, noise=0.002)
-    run(folder, runner, trials=1)
-    with searching(folder, runner) as (file, study, search):
+    """Few runs may not bound the factor of a part that helps: it goes back, the one that does nothing stays away.
+
+    Merging batches costs no quality; smoothing labels does nothing.
+    """
+    runner = quick_batches(tmp_path, lambda config: 0.98 + 0.02 * math.log2(config.part(ScheduleSection).length), 0.002)
+    with begun_with(runner, space=SPACE) as (file, study, search):
         merged = {"batch.factor": 2.0, "schedule.shape": "linear", "regularization.label_smoothing": 0.0}
         for length in (0.6, 0.75, 0.9):
             search.run_given({"schedule.length": length, **merged}, {"n_seeds": 4})
@@ -288,39 +273,32 @@ def test_what_is_no_gain_goes_although_without_all_that_is_no_sure_gain_a_run_ta
         assert study.user_attrs["remaining_set_up"]["idle"] == {"regularization.label_smoothing": 0.0}
 
 
-class FailingCompiler(SurfaceRunner):
-    """Nothing but AdamW gets through its compiler."""
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        is_shorter = isinstance(job, TrainJob) and job.config.part(ScheduleSection).length < 1.0
-        if isinstance(job, TrainJob) and is_shorter and optimizer_of(job.config) == "task":
-            raise RuntimeError("the compiler failed")
-        return super().run(job, monitor)
-
-
-@pytest.mark.parametrize("runner", [FailingCompiler, SurfaceRunner], ids=["a run fails", "nothing is left"])
+@pytest.mark.parametrize("is_failing", [True, False], ids=["a run fails", "nothing is left"])
 def test_taking_apart_goes_on_where_a_run_fails_and_may_come_to_the_baseline_itself(
-    runner: type[SurfaceRunner], tmp_path: Path
+    is_failing: bool, tmp_path: Path
 ) -> None:
     """Without AdamW and at full length nothing is left of the set-up, so that run is a repeat of O0's."""
-    folder = write(tmp_path / "study", space="", plain_runs=0)
-    made = runner(folder, noise=0.004, seed=3)
-    run(folder, made, trials=1)
-    with searching(folder, made) as (file, study, search):
+
+    def fail(job: Job[Any]) -> None:
+        """Nothing but AdamW gets through the compiler."""
+        is_shorter = isinstance(job, TrainJob) and job.config.part(ScheduleSection).length < 1.0
+        if is_failing and is_shorter and optimizer_of(job.config) == "task":
+            raise RuntimeError("the compiler failed")
+
+    runner = SurfaceRunner(tmp_path, noise=0.004, seed=3, before=fail)
+    with begun_with(runner, space="") as (file, study, search):
         whole = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.95}
         number = search.run_given(whole, {"n_seeds": 3})
-        bars = Attributor(study, file, StepTimes(study, file, made), search.run_given, None).take_apart(number)
+        bars = Attributor(study, file, StepTimes(study, file, runner), search.run_given, None).take_apart(number)
         trials = study.get_trials(deepcopy=False)
     assert "AdamW" in {bar.part for bar in bars}
-    assert any(one.state == TrialState.FAIL for one in trials) is (runner is FailingCompiler)
+    assert any(one.state == TrialState.FAIL for one in trials) is is_failing
     assert any(one.user_attrs.get("repeats") == 0 for one in trials)
 
 
 def test_without_time_to_train_times_of_steps_are_measured_and_the_rest_once_there_is(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", space=f'{LINEAR}\n"regularization.label_smoothing" = [0.0, 0.1]', plain_runs=0)
-    runner = SurfaceRunner(folder, noise=0.002)
-    run(folder, runner, trials=1)
-    with searching(folder, runner) as (file, study, search):
+    runner = SurfaceRunner(tmp_path, noise=0.002)
+    with begun_with(runner, space=SPACE) as (file, study, search):
         whole = {"schedule.length": 0.5, "schedule.shape": "linear", "regularization.label_smoothing": 0.1}
         number = search.run_given(whole | {"amp.level": "O2"}, {})
         over = time.monotonic() - 1.0

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fake_runner import LIMIT, STUDY, FakeRunner, calls, making, write_study
+from tests.kit.fake_runner import LIMIT, STUDY, FakeRunner, calls, making, tuned, write_study
 from workbench.study import export_study, tune
 from workbench.study.ask.study_file import parse_study
 from workbench.study.errors import StudyError
-from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor, TrainJob
+from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").split("[confirm]")[0] + "[confirm]\nenabled = false\n"
 CHECK = (
@@ -31,8 +31,8 @@ class Timed(FakeRunner):
 
 
 def test_every_checked_policy_is_trained_once_and_stands_beside_its_prediction(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT + CHECK)
-    policy = tune(directory, trials=1, make_experimenter=making(Timed)).loss_scale_policy
+    directory = tmp_path / "s"
+    policy = tuned(directory, SHORT + CHECK, trials=1, make_experimenter=making(Timed)).loss_scale_policy
     assert policy is not None
     checked: list[dict[str, Any]] = policy["checked"]
     assert [one["init"] for one in checked] == [2.0**16, 2.0**16, 2.0**20, 2.0**20, 2.0**26]
@@ -45,21 +45,14 @@ def test_every_checked_policy_is_trained_once_and_stands_beside_its_prediction(t
     assert (directory / "result" / "boost_config.o1.json").exists()
 
 
-class _Unrecorded(FakeRunner):
-    """Records nothing of its float16 run."""
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        outcome = super().run(job, monitor)
-        return replace(outcome, path="") if isinstance(job, TrainJob) else outcome
-
-
 def test_why_no_policy_was_chosen_is_said_by_tune_and_by_export(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT + CHECK)
-    result = tune(directory, trials=1, make_experimenter=making(_Unrecorded))
+    """Of its float16 run nothing is recorded."""
+    unrecorded = making(trained=lambda _, run: replace(run, path=""))
+    result = tuned(tmp_path, SHORT + CHECK, trials=1, make_experimenter=unrecorded)
     assert result.loss_scale_policy is not None
     assert "nothing was recorded" in result.loss_scale_policy["failed"]
     assert result.loss_scale_policy["failed"] in result.messages
-    assert export_study(directory).messages == result.messages
+    assert export_study(tmp_path).messages == result.messages
 
 
 def test_freezing_trials_alone_are_timed_beside_their_limit_and_once(tmp_path: Path) -> None:

@@ -225,9 +225,9 @@ class Busy(Scripted):
     busy = 1.0
     runs_left = math.inf
 
-    def __init__(self, *args: Any, timed: Change = lambda _, run: run, **options: Any) -> None:
+    def __init__(self, *args: Any, after: Change = lambda _, run: run, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.timed, self.jobs = timed, list[TrainJob]()
+        self.after, self.jobs = after, list[TrainJob]()
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if not self.runs_left > 0:
@@ -238,7 +238,7 @@ class Busy(Scripted):
         self.jobs.append(job)
         is_other = job.config.resolve(job.level).grad_freeze
         seconds = self.busy * (1.0 if is_other else 2.0) * (1.0 + 1e-4 * (job.seed % 5))
-        return self.timed(job, replace(outcome, seconds=seconds))
+        return self.after(job, replace(outcome, seconds=seconds))
 
 
 judge_timed = functools.partial(judge, file=TIMED)
@@ -270,12 +270,12 @@ def test_a_plan_tested_later_in_a_command_is_timed_beside_o0_again(tmp_path: Pat
 
 
 def test_a_run_of_o0_that_diverged_gives_no_time(tmp_path: Path) -> None:
-    def timed(job: TrainJob, run: Trained) -> Trained:
+    def after(job: TrainJob, run: Trained) -> Trained:
         ends = job.seed == 1001 and not job.config.resolve("O1").grad_freeze
         return replace(run, metric=math.nan, diverged=True, seconds=0.1) if ends else run
 
     study, told = new_study(), list[str]()
-    experimenter = Busy(tmp_path, {0.5: 0.001}, timed=timed)
+    experimenter = Busy(tmp_path, {0.5: 0.001}, after=after)
     (record,) = judge_timed(experimenter, [contender(1, 0.5)], study, on_note=told.append, confirm_seeds=12)
     assert record.verdict is Verdict.CONFIRMED
     assert [record.speedup, record.speedup_low, record.speedup_high] == pytest.approx([2.0, 2.0, 2.0])

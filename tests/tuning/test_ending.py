@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, calls, tuned, write_study
 from workbench.study import parse_study, read_result, tune
 from workbench.study.run.ending import SearchEnd, device_hours, trials_without_gain
 from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
@@ -131,18 +131,16 @@ def test_a_search_that_draws_in_vain_ends_and_says_how(kind: str, is_drawn: bool
 @pytest.mark.slow
 def test_a_study_that_finds_nothing_better_ends_early_and_goes_on_with_more_patience(tmp_path: Path) -> None:
     text = NO_CONFIRMATION.replace("n_trials = 10", "n_trials = 30\npatience = 2")
-    directory = write_study(tmp_path / "s", text)
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(tmp_path, text)
     finished = [trial for trial in result.trials if trial.seconds > 0.0]
     assert len(finished) < 30
     assert min(trial.value for trial in finished if trial.feasible) not in [one.value for one in finished[-2:]]
     told = [one for one in result.messages if "`study.patience` is 2" in one]
     assert told
-    assert told[0] in read_result(directory).messages
-    before = len(calls(directory))
-    write_study(directory, text.replace("patience = 2", "patience = 4"))
-    assert len(tune(directory, make_experimenter=make_fake).trials) > len(result.trials)
-    assert len(calls(directory)) > before
+    assert told[0] in read_result(tmp_path).messages
+    before = len(calls(tmp_path))
+    assert len(tuned(tmp_path, text.replace("patience = 2", "patience = 4")).trials) > len(result.trials)
+    assert len(calls(tmp_path)) > before
 
 
 @pytest.mark.slow
@@ -151,10 +149,9 @@ def test_a_grid_ends_the_search_when_every_point_was_tried(tmp_path: Path) -> No
         '"grad_freeze.freeze_p" = { low = 0.3, high = 0.9 }', '"grad_freeze.freeze_p" = [0.7]'
     )
     text = text.replace('"boost.less_bn" = [false, true]\n', "").replace('["O0", "O1", "O2"]', '["O1"]')
-    directory = write_study(tmp_path / "s", text + '\n[sampler]\nname = "grid"\n')
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(tmp_path, text + '\n[sampler]\nname = "grid"\n')
     assert len(result.trials) == 1 + 3  # O0; no freezing and both of its types
-    assert any("every point of the grid has been tried" in message for message in read_result(directory).messages)
+    assert any("every point of the grid has been tried" in message for message in read_result(tmp_path).messages)
 
 
 class Impatient(FakeRunner):
@@ -170,10 +167,10 @@ class Impatient(FakeRunner):
 def test_the_last_point_of_a_grid_that_was_interrupted_is_tried_by_the_next_command(tmp_path: Path) -> None:
     text = NO_CONFIRMATION.replace('"grad_freeze.freeze_p" = { low = 0.3, high = 0.9 }', '"level" = ["O1"]')
     text = text.replace('level = ["O0", "O1", "O2"]\n', "").replace('"boost.less_bn" = [false, true]\n', "")
-    directory = write_study(tmp_path / "s", text + '\n[sampler]\nname = "grid"\n')
+    write_study(tmp_path, text + '\n[sampler]\nname = "grid"\n')
     with pytest.raises(KeyboardInterrupt):
-        tune(directory, make_experimenter=lambda _, folder: Impatient(folder))
-    result = tune(directory, make_experimenter=make_fake)
+        tune(tmp_path, make_experimenter=lambda _, folder: Impatient(folder))
+    result = tuned(tmp_path)
     assert [trial.state for trial in result.trials if trial.state not in {"complete", "pruned"}] == []
     assert any("every point of the grid has been tried" in message for message in result.messages)
 
@@ -190,9 +187,8 @@ def test_a_trial_that_is_drawn_when_others_have_begun_the_last_ones_is_not_run_a
         return "" if asked.count(sentence) == 1 else sentence
 
     monkeypatch.setattr(SearchEnd, "reason", late)
-    directory = write_study(tmp_path / "s", NO_CONFIRMATION.replace("n_trials = 10", "n_trials = 2"))
-    result = tune(directory, make_experimenter=make_fake)
-    stored = optuna.load_study(study_name=None, storage=f"sqlite:///{directory / 'study.db'}").trials
+    result = tuned(tmp_path, NO_CONFIRMATION.replace("n_trials = 10", "n_trials = 2"))
+    stored = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}").trials
     assert [trial.state.name for trial in stored] == ["COMPLETE", "COMPLETE", "FAIL"]
     assert [trial.state for trial in result.trials] == ["complete", "complete"]
-    assert sum(line.startswith("train ") for line in calls(directory)) == 2
+    assert sum(line.startswith("train ") for line in calls(tmp_path)) == 2

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.experiments.small_tasks import small_task
-from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, making, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, making, tuned, write_study
 from workbench.api import tune as tune_task
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.study import read_result, tune
@@ -35,8 +35,7 @@ class Plain(FakeRunner):
 
 
 def test_a_study_trains_nothing_but_o0_where_nothing_can_act(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
-    result = tune(directory, make_experimenter=making(Plain))
+    result = tuned(tmp_path, SHORT, make_experimenter=making(Plain))
     assert [(trial.number, trial.level, trial.summary) for trial in result.trials] == [(0, "O0", "nothing switched on")]
     told = [
         "o1, o2: O0 is exported: nothing that is searched acts on this network: less_bn is not in effect because this "
@@ -45,14 +44,15 @@ def test_a_study_trains_nothing_but_o0_where_nothing_can_act(tmp_path: Path) -> 
         "The search ended with O0, since nothing that is searched acts on this network.",
     ]
     assert result.messages == told
-    assert read_result(directory).messages == told
+    assert read_result(tmp_path).messages == told
     assert result.importance == {}
     assert result.is_over
 
 
 def test_no_switch_of_a_method_without_work_is_drawn_and_no_trial_repeats_another(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", f"{GROUPS}[2, 3, 4, 10]\n[confirm]"))
-    result = tune(directory, make_experimenter=making(Plain))
+    result = tuned(
+        tmp_path, SHORT.replace("[confirm]", f"{GROUPS}[2, 3, 4, 10]\n[confirm]"), make_experimenter=making(Plain)
+    )
     drawn = {path for trial in result.trials for path in trial.parameters}
     assert "boost.less_bn" not in drawn
     assert "boost.grad_freeze" in drawn
@@ -79,13 +79,12 @@ def test_single_values_beside_what_cannot_act_make_no_second_plan() -> None:
 
 
 def test_a_study_that_began_without_facts_goes_on_without_them(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
-    tune(directory, trials=1, make_experimenter=make_fake)
-    tune(directory, trials=2, make_experimenter=making(Plain))
-    database = open_storage(default_storage(directory))
-    study = optuna.load_study(study_name=read_study(directory).study.name, storage=database)
-    assert on_its_network(read_study(directory), study).plans.network is None
-    assert len(read_result(directory).trials) == 2
+    tuned(tmp_path, SHORT, trials=1)
+    tune(tmp_path, trials=2, make_experimenter=making(Plain))
+    database = open_storage(default_storage(tmp_path))
+    study = optuna.load_study(study_name=read_study(tmp_path).study.name, storage=database)
+    assert on_its_network(read_study(tmp_path), study).plans.network is None
+    assert len(read_result(tmp_path).trials) == 2
 
 
 def test_facts_are_no_part_of_the_question() -> None:
@@ -154,10 +153,10 @@ def test_a_real_task_is_looked_at_once_and_kept_with_the_study(tmp_path: Path, m
     # Two dense layers, without BatchNorm: too few to freeze ten groups, nothing to remove.
     task = small_task(model=lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     text = '[study]\ntask = "small"\nbudget_steps = 3\nn_trials = 4\ndevice = "cpu"\n[space]\nlevel = ["O0", "O1"]\n'
-    directory = write_study(tmp_path / "s", text + '"boost.less_bn" = [false, true]\n')
-    result = tune_task(directory, task=task)
+    write_study(tmp_path, text + '"boost.less_bn" = [false, true]\n')
+    result = tune_task(tmp_path, task=task)
     assert [trial.level for trial in result.trials] == ["O0"]
-    study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
+    study = optuna.load_study(study_name=None, storage=open_storage(default_storage(tmp_path)))
     known = NetworkFacts.from_dict(study.user_attrs["network_facts"])
     assert known.no_resolution == "the batches hold no images (4-D floating-point tensors)"
     assert replace(known, no_resolution="", no_sequence="", no_smoothing="") == NetworkFacts(0, 0, 1, 1, 0, 1)

@@ -15,8 +15,8 @@ import pytest
 from optuna.storages import RDBStorage
 from sqlalchemy import event
 
-from tests.kit.fake_runner import make_fake, write_study
-from workbench.study import StudyError, read_result, read_study, trials_of, tune, write_note
+from tests.kit.fake_runner import tuned, write_study
+from workbench.study import StudyError, read_result, read_study, trials_of, write_note
 from workbench.study.answer.notes import Notes
 from workbench.study.store.storage import default_storage, open_storage
 from workbench.study.store.study_storage import StudyStorage
@@ -46,7 +46,7 @@ level = ["O1"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_study(tmp_path_factory.mktemp("study"), TEXT)
-    tune(folder, make_experimenter=make_fake)
+    tuned(folder)
     return folder
 
 

@@ -15,7 +15,7 @@ import optuna
 import pandas as pd
 import pytest
 
-from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, making, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, making, tuned
 from tests.tuning.ended_study import Ended
 from workbench.api import export
 from workbench.cli import main
@@ -25,7 +25,7 @@ from workbench.core.trial_counts import count_trials, outcome_of
 from workbench.figures import importance_figure
 from workbench.figures.drawing import figure_text
 from workbench.panels.study_answer import answer_html
-from workbench.study import read_result, tune
+from workbench.study import read_result
 from workbench.study.answer import result as answering
 from workbench.study.answer.not_exported import faster_untested
 from workbench.study.ask.study_file import StudyFile
@@ -125,11 +125,14 @@ def test_a_search_trains_one_of_the_plans_that_train_alike(tmp_path: Path) -> No
     text = STUDY.replace('["O0", "O1", "O2"]', '["O1"]').replace("[0, 1]", "[0]").replace("[false, true]", "[true]")
     text = text.replace("low = 0.3, high = 0.9", "low = 0.36, high = 0.6").replace("n_trials = 10", "n_trials = 4")
     more = '"grad_freeze.param_groups" = [2]\n[confirm]\nenabled = false'
-    directory = write_study(tmp_path / "s", text.replace("[confirm]", more))
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(tmp_path, text.replace("[confirm]", more))
     plans = {BoostConfig.from_dict(one.config).resolve(one.level).training_key() for one in result.trials}
     assert len(plans) == len(result.trials) == 3  # O0, no full step (below 0.5), one full step in two
     assert result.importance == {}
+
+
+def importance_of(study: optuna.Study) -> tuple[dict[str, float], str]:
+    return answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
 
 
 @pytest.mark.parametrize("n_parameters", [1, 2, 3])
@@ -142,12 +145,10 @@ def test_of_a_constant_objective_no_parameter_stands_out(n_parameters: int, n_di
         return [slope * sum(trial.suggest_float(name, 0, 1) for name in names)] * n_directions
 
     study.optimize(lambda trial: objective(trial, 0.0), n_trials=8)
-    importance, why_unknown = answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
-    assert (importance, why_unknown) == (dict.fromkeys(names, 0.0), "")
-    assert "no parameter stands out" in figure_text(importance_figure(importance))
+    assert importance_of(study) == (dict.fromkeys(names, 0.0), "")
+    assert "no parameter stands out" in figure_text(importance_figure(importance_of(study)[0]))
     study.optimize(lambda trial: objective(trial, 1.0), n_trials=8)
-    importance, _ = answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
-    assert sum(importance.values()) == pytest.approx(1.0)
+    assert sum(importance_of(study)[0].values()) == pytest.approx(1.0)
 
 
 def test_of_a_parameter_that_hardly_any_trial_has_drawn_no_importance_is_told() -> None:
@@ -160,11 +161,9 @@ def test_of_a_parameter_that_hardly_any_trial_has_drawn_no_importance_is_told() 
 
     study.optimize(objective, n_trials=24)
     assert "lr[AdamW]" in optuna.importance.get_param_importances(study)
-    importance, _ = answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
-    assert importance == {"lr[SGD]": 1.0}
+    assert importance_of(study) == ({"lr[SGD]": 1.0}, "")
     study.optimize(objective, n_trials=6)  # the fifth
-    importance, _ = answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
-    assert importance.keys() == {"lr[SGD]", "lr[AdamW]"}
+    assert importance_of(study)[0].keys() == {"lr[SGD]", "lr[AdamW]"}
 
 
 class Lucky(FakeRunner):
@@ -185,16 +184,15 @@ def test_what_is_confirmed_over_seeds_is_exported_and_not_what_led_the_search(tm
     text = STUDY.replace('["O0", "O1", "O2"]', '["O1"]').replace("[0, 1]", "[0]").replace("[false, true]", "[true]")
     text = text.replace("{ low = 0.3, high = 0.9 }", "[0.7, 0.5]").replace("o2 = 0.05\n", "")
     text = text.replace("n_trials = 10", "n_trials = 3").replace("seeds_max = 8", "seeds_max = 16")
-    directory = write_study(tmp_path / "s", text)
-    result = tune(directory, make_experimenter=making(Lucky))
+    result = tuned(tmp_path, text, make_experimenter=making(Lucky))
     by_search = min((one for one in result.trials if one.number), key=lambda one: one.value)
     assert by_search.parameters["grad_freeze.freeze_p"] == 0.7
-    exported = BoostConfig.from_json(directory / "result" / "boost_config.o1.json")
+    exported = BoostConfig.from_json(tmp_path / "result" / "boost_config.o1.json")
     assert exported.resolve("O1").grad_freeze
     assert exported.grad_freeze.freeze_p == 0.5
-    table = pd.read_csv(directory / "result" / "candidates.csv")
+    table = pd.read_csv(tmp_path / "result" / "candidates.csv")
     (row,) = table.loc[(table["export"] == "o1") & table["exported"]].to_dict("records")
-    assert read_result(directory).chosen["o1"] == result.chosen["o1"] == row["candidate"]
+    assert read_result(tmp_path).chosen["o1"] == result.chosen["o1"] == row["candidate"]
 
 
 def test_every_place_counts_the_same(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,4 +280,4 @@ def test_status_says_that_the_limit_ended_the_confirmation(finished: Path) -> No
     sentence = "The time limit ended the confirmation; the same command continues from there."
     study.set_user_attr("cut_short", sentence)
     assert sentence in read_result(finished).messages
-    assert sentence not in tune(finished, make_experimenter=make_fake).messages
+    assert sentence not in tuned(finished).messages

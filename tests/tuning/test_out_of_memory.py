@@ -22,7 +22,7 @@ from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.batch.section import BatchSection
 from workbench.study import parse_study
 from workbench.study.run.experimenter import TaskExperimenter
-from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, TrainJob
+from workbench.study.run.job import Job, SpeedJob, TrainJob
 from workbench.study.set_up.runtime_choice import batches_without_room, choose_runtime, note_no_room
 from workbench.study.set_up.total_time import StepTimes
 
@@ -32,21 +32,15 @@ UNEQUAL = ValueError("batches of shapes (32, 12), (32, 9) cannot be concatenated
 THREE_BATCHES = LINEAR + '\n"batch.factor" = [1.0, 2.0, 4.0]'
 
 
-class FullRunner(SurfaceRunner):
-    """Has no room for batches from some size on, relative to the task's; those of float32 take twice as much."""
+def full_runner(directory: Path, room: float, error: Exception = FULL) -> SurfaceRunner:
+    """Return one without room for batches of so many of the task's; those of float32 take twice as much."""
 
-    def __init__(self, directory: Path, room: float, error: Exception = FULL) -> None:
-        super().__init__(directory, noise=0.004, seed=3)
-        self.room, self.error = room, error
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        if isinstance(job, AgreementJob):
-            return Agreement("")
+    def fill(job: Job[Any]) -> None:
         config = job.candidate[0] if isinstance(job, SpeedJob) else job.config if isinstance(job, TrainJob) else OFF
-        takes = config.part(BatchSection).factor * (0.5 if config.amp.level == "O2" else 1.0)
-        if takes >= self.room:
-            raise self.error
-        return super().run(job, monitor)
+        if config.part(BatchSection).factor * (0.5 if config.amp.level == "O2" else 1.0) >= room:
+            raise error
+
+    return SurfaceRunner(directory, noise=0.004, seed=3, before=fill)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +62,7 @@ def test_what_lacks_memory_is_told_from_other_errors(error: Exception, is_one: b
 @pytest.mark.parametrize("error", [FULL, UNEQUAL], ids=["memory", "shapes"])
 def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path, error: Exception) -> None:
     folder = write(tmp_path / "study", space=THREE_BATCHES, n_trials=7, plain_runs=0, **SEARCH_ALONE)
-    result = run(folder, FullRunner(folder, room=2.0, error=error))
+    result = run(folder, full_runner(folder, room=2.0, error=error))
     trials = stored_trials(folder)
     failed = [one for one in trials if one.state == TrialState.FAIL]
     tried = [one.user_attrs["parameters"]["batch.factor"] for one in failed]
@@ -95,7 +89,7 @@ RUNTIME = RUNTIME_STUDY.format(choices='"amp.level" = ["O0", "O2"]').replace('"a
 def test_a_runtime_is_chosen_by_the_task_s_own_batches_where_larger_ones_cannot_be_timed(
     tmp_path: Path, room: float, error: Exception, no_room: float
 ) -> None:
-    runner = FullRunner(tmp_path, room, error)
+    runner = full_runner(tmp_path, room, error)
     file, study, notes = parse_study(RUNTIME), optuna.create_study(), list[str]()
     choose_runtime(StepTimes(study, file, runner), notes.append)
     choice = study.user_attrs["runtime_choice"]
@@ -110,17 +104,12 @@ def test_a_runtime_is_chosen_by_the_task_s_own_batches_where_larger_ones_cannot_
 
 
 def test_a_choice_that_fits_less_than_the_task_as_given_is_left_out(tmp_path: Path) -> None:
-    class Reversed(FullRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            if (
-                isinstance(job, SpeedJob)
-                and job.candidate[0].amp.level == "O2"
-                and job.candidate[0].part(BatchSection).factor > 1.0
-            ):
-                raise FULL
-            return super().run(job, monitor)
+    def fill(job: Job[Any]) -> None:
+        config = job.candidate[0] if isinstance(job, SpeedJob) else OFF
+        if config.amp.level == "O2" and config.part(BatchSection).factor > 1.0:
+            raise FULL
 
-    runner = Reversed(tmp_path, room=100.0)
+    runner = SurfaceRunner(tmp_path, before=fill)
     file, study, notes = parse_study(RUNTIME), optuna.create_study(), list[str]()
     choose_runtime(StepTimes(study, file, runner), notes.append)
     assert study.user_attrs["runtime_choice"]["values"] == {}

@@ -11,20 +11,11 @@ import optuna
 import pytest
 
 from tests.kit.set_up_search import predicted_time, run, taken_of, write
-from tests.kit.surface_runner import STEP_MS, SurfaceRunner, step_ratio
+from tests.kit.surface_runner import STEP_MS, SurfaceRunner, scaled, step_ratio
 from workbench.config import BoostConfig, NetworkFacts, Plan
 from workbench.methods.runtime.section import RuntimeSection
 from workbench.study.ask.study_file import StudyFile, parse_study
-from workbench.study.run.job import (
-    UNMONITORED,
-    Agreement,
-    AgreementJob,
-    Job,
-    Monitor,
-    SpeedJob,
-    SpeedMeasured,
-    TrainJob,
-)
+from workbench.study.run.job import Job, SpeedJob, SpeedMeasured
 from workbench.study.set_up.total_time import (
     StepTimes,
     compile_seconds,
@@ -113,75 +104,70 @@ def test_rates_and_lengths_share_a_step_time_and_what_changes_a_step_is_timed_by
     assert (plain.step_key() == other.step_key()) is is_shared
 
 
-class CountingRunner(SurfaceRunner):
-    """Counts what it times."""
+def counting(folder: Path) -> SurfaceRunner:
+    """Return what keeps the jobs that it has timed."""
 
-    timed = 0
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+    def look(job: Job[Any]) -> None:
         assert isinstance(job, SpeedJob)
         assert job.loading, "a step's time includes its batch"
-        self.timed += 1
-        return super().run(job, monitor)
+
+    return SurfaceRunner(folder, before=look)
 
 
 def test_a_step_is_timed_once_for_all_plans_that_share_it_and_never_again_by_later_commands(
     file: StudyFile, tmp_path: Path
 ) -> None:
-    study, runner = optuna.create_study(), CountingRunner(tmp_path)
+    study, runner = optuna.create_study(), counting(tmp_path)
     times = StepTimes(study, file, runner)
     short, long = (plan_of(file, optimizer__name="AdamW", schedule__length=length) for length in (0.2, 0.9))
     first = times.measured(short)
     assert first.ratio == pytest.approx(step_ratio(short.config))
     assert times.measured(long) == first
-    assert runner.timed == 1
     assert StepTimes(study, file, runner).measured(long) == first
-    assert runner.timed == 1
+    assert len(runner.jobs) == 1
     times.measured(plan_of(file, optimizer__name="AdamW", batch__factor=2.0))
-    assert runner.timed == 2
+    assert len(runner.jobs) == 2
     assert len(known_step_times(study.user_attrs)) == 2
 
 
 def test_steps_of_the_task_as_given_are_not_timed_beside_themselves(file: StudyFile, tmp_path: Path) -> None:
-    runner = CountingRunner(tmp_path)
+    runner = counting(tmp_path)
     shorter = plan_of(file, schedule__length=0.5)
     step = StepTimes(optuna.create_study(), file, runner).measured(shorter)
     assert (step.ratio, step.low, step.high) == (1.0, 1.0, 1.0)
     assert total_time(shorter, step, STEPS).ratio == pytest.approx(0.5)
-    assert runner.timed == 0
+    assert runner.jobs == []
 
 
 def test_what_another_process_has_timed_is_taken(file: StudyFile, tmp_path: Path) -> None:
-    study, here, there = optuna.create_study(), CountingRunner(tmp_path), CountingRunner(tmp_path)
+    study, here, there = optuna.create_study(), counting(tmp_path), counting(tmp_path)
     times = StepTimes(study, file, here)
     plan = plan_of(file, optimizer__name="AdamW")
     StepTimes(study, file, there).measured(plan)
     times.read_again()
     times.measured(plan)
-    assert (here.timed, there.timed) == (0, 1)
-
-
-class CompilingRunner(SurfaceRunner):
-    """Halves a step's time by compiling, which takes a while before a plan's steps are timed and in no run."""
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        if isinstance(job, AgreementJob):
-            return Agreement("")
-        found = super().run(job, monitor)
-        config = job.candidate[0] if isinstance(job, SpeedJob) else job.config if isinstance(job, TrainJob) else OFF
-        if config.part(RuntimeSection).compile == "off":
-            return found
-        if isinstance(found, SpeedMeasured):
-            halved = {name: 0.5 * getattr(found, name) for name in ("ratio", "low", "high")}
-            return replace(found, **halved, cold_ms=COLD_MS)
-        return replace(found, seconds=0.5 * found.seconds)
+    assert (len(here.jobs), len(there.jobs)) == (0, 1)
 
 
 def test_the_verdict_counts_compiling_and_says_from_what_length_of_training_it_pays_off(tmp_path: Path) -> None:
+    """Compiling halves a step's time; it takes a while before a plan's steps are timed, and in no run."""
+
+    def is_compiled(config: BoostConfig) -> bool:
+        return config.part(RuntimeSection).compile != "off"
+
     runtime = 'attribution_share = 0.0\n[set_up.runtime]\n"runtime.compile" = ["off", "default"]'
     folder = write(tmp_path / "study", set_up=runtime, n_trials=6, plain_runs=0)
-    taken, config = taken_of(run(folder, CompilingRunner(folder, noise=0.004, seed=3)))
-    assert config.part(RuntimeSection).compile == "default"
+    runner = SurfaceRunner(
+        folder,
+        noise=0.004,
+        seed=3,
+        trained=lambda job, run: replace(run, seconds=0.5 * run.seconds) if is_compiled(job.config) else run,
+        timed=lambda job, speed: (
+            replace(scaled(speed, 0.5), cold_ms=COLD_MS) if is_compiled(job.candidate[0]) else speed
+        ),
+    )
+    taken, config = taken_of(run(folder, runner))
+    assert is_compiled(config)
     run_ms = STEPS * STEP_MS
     assert 1.0 / taken.speedup == pytest.approx(0.5 * predicted_time(config) + COLD_MS / run_ms, rel=0.05)
     told = r"includes 0\.2 s of compiling, timed once, which pays off in trainings of more than (\d+) batches\."

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.kit.fake_runner import SHORT, FakeRunner, calls, write_study
+from tests.kit.fake_runner import SHORT, FakeRunner, calls, tuned, write_study
 from tests.kit.set_up_search import stored_trials, write
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
@@ -132,9 +132,9 @@ def make_mortal(file: StudyFile, directory: Path) -> FakeRunner:
 
 @pytest.mark.slow
 def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "s", SHORT)
-    here = FakeRunner(folder)
-    with ProcessCrew(read_study(folder), folder, 2, make_mortal, here) as crew:
+    write_study(tmp_path, SHORT)
+    here = FakeRunner(tmp_path)
+    with ProcessCrew(read_study(tmp_path), tmp_path, 2, make_mortal, here) as crew:
         trainer, other = crew.trainers()
         assert crew.experimenter is trainer
         # The start of the processes is no part of the time of the run that waits for it.
@@ -173,8 +173,8 @@ with ProcessCrew(read_study(folder), folder, 2, make_mortal, FakeRunner(folder))
 
 @pytest.mark.slow
 def test_the_processes_of_a_command_that_is_killed_end_without_a_word(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "s", SHORT)
-    program = [sys.executable, "-c", IS_KILLED, str(folder)]
+    write_study(tmp_path, SHORT)
+    program = [sys.executable, "-c", IS_KILLED, str(tmp_path)]
     # The output ends when the last of all processes does.
     done = subprocess.run(
         program, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
@@ -203,12 +203,12 @@ def test_ctrl_c_while_the_processes_begin_ends_those_that_have(tmp_path: Path, m
 
 @pytest.mark.slow
 def test_ctrl_c_in_the_terminal_is_not_heard_by_what_loads_torch(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "s", SHORT)
+    write_study(tmp_path, SHORT)
     script = f"""
 from tests.kit.fake_runner import make_fake
 from workbench.study import tune
 try:
-    tune({str(folder)!r}, jobs=2, make_experimenter=make_fake)
+    tune({str(tmp_path)!r}, jobs=2, make_experimenter=make_fake)
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -252,15 +252,14 @@ def processes_of(folder: Path, seeds: range) -> set[int]:
 
 @pytest.mark.slow
 def test_search_and_confirmation_train_in_all_processes_once_these_have_loaded(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "s", SHORT.replace("n_trials = 4", "n_trials = 6"))
-    result = tune(folder, jobs=2, make_experimenter=make_slow_to_load)
-    lines = [line.split()[0] for line in calls(folder) if line.startswith(("process", "loaded"))]
+    result = tuned(tmp_path, SHORT.replace("n_trials = 4", "n_trials = 6"), jobs=2, make_experimenter=make_slow_to_load)
+    lines = [line.split()[0] for line in calls(tmp_path) if line.startswith(("process", "loaded"))]
     assert lines[:3] == ["loaded", "loaded", "process"], "nothing is trained while another process loads"
     assert lines.count("loaded") == 2  # once for all stages
     assert sum(trial.state in {"complete", "pruned"} for trial in result.trials) == 6
     assert result.candidates[0].n_seeds > 0
     for seeds in (range(1), range(1000, 1100)):  # the search's, and the confirmation's
-        assert len(processes_of(folder, seeds) - {os.getpid()}) == len(processes_of(folder, seeds)) == 2
+        assert len(processes_of(tmp_path, seeds) - {os.getpid()}) == len(processes_of(tmp_path, seeds)) == 2
 
 
 class Surface(SurfaceRunner):

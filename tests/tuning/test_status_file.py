@@ -8,20 +8,21 @@ import os
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import optuna
 import pytest
 
-from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, making, write_study
+from tests.kit.fake_runner import STUDY, make_fake, making, tuned, write_study
 from workbench.core.checksums import SEAL, sealed
 from workbench.core.process_identity import identity, machine
 from workbench.study import StudyFile, StudyStoppedError, join_study, read_result, tune
 from workbench.study.answer import status_keeper
 from workbench.study.answer.status_keeper import StatusKeeper
-from workbench.study.run.job import UNMONITORED, Job, Monitor
-from workbench.study.store.status_file import STATUS_NAME, phase_now, read_status
+from workbench.study.run.job import Job
+from workbench.study.store.status_file import STATUS_NAME, KeptStatus, phase_now, read_status
 from workbench.study.store.storage import default_storage, find_study, open_storage
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 3").replace("candidates = 2", "candidates = 1")
@@ -32,18 +33,24 @@ SEARCH = SHORT.replace("[confirm]", "[confirm]\nenabled = false")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a study that ran to its end."""
     directory = write_study(tmp_path_factory.mktemp("ended") / "study", SHORT)
-    tune(directory, make_experimenter=make_fake)
+    tuned(directory)
     return directory
 
 
 @pytest.fixture
-def study(ended: Path) -> Any:
+def study(ended: Path) -> Iterator[Path]:
     """Return the same folder, whose kept state is put back as it was."""
-    kept = (ended / STATUS_NAME).read_bytes()
-    file = (ended / "study.toml").read_bytes()
+    kept = {path: path.read_bytes() for path in (ended / STATUS_NAME, ended / "study.toml")}
     yield ended
-    (ended / STATUS_NAME).write_bytes(kept)
-    (ended / "study.toml").write_bytes(file)
+    for path, content in kept.items():
+        path.write_bytes(content)
+
+
+def known_of(study: Path) -> KeptStatus:
+    """Return what is kept of a study, which is to be believed."""
+    found = read_status(study)
+    assert found is not None
+    return found
 
 
 def state_of(content: bytes) -> dict[str, Any]:
@@ -58,8 +65,7 @@ def with_state(content: bytes, state: dict[str, Any]) -> bytes:
 
 
 def test_a_finished_study_is_read_back_whole(study: Path) -> None:
-    known = read_status(study)
-    assert known is not None
+    known = known_of(study)
     assert known.process is None
     assert known.age_seconds < 600.0
     assert repr(known.result) == repr(read_result(study))  # NaN equals nothing
@@ -103,7 +109,7 @@ def test_what_changes_afterwards_counts(study: Path) -> None:
 
 def test_a_database_that_is_newer_is_read(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "study", SEARCH)
-    tune(directory, make_experimenter=make_fake)
+    tuned(directory)
     assert read_status(directory) is not None
     storage = open_storage(default_storage(directory))
     find_study(storage, "study").enqueue_trial({"level": "O1"})
@@ -117,17 +123,14 @@ def test_who_works_is_known_while_trials_run(tmp_path: Path, way: str) -> None:
     directory = write_study(tmp_path / "study", SEARCH)
     seen: list[tuple[int | None, dict[str, int]]] = []
 
-    class Watched(FakeRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            known = read_status(directory)
-            seen.append((None, {}) if known is None else (known.process, dict(known.result.counts.others)))
-            return super().run(job, monitor)
+    def watch(_: Job[Any]) -> None:
+        known = read_status(directory)
+        seen.append((None, {}) if known is None else (known.process, dict(known.result.counts.others)))
 
     run: Any = tune if way == "tune" else join_study
-    run(directory, make_experimenter=making(Watched))
+    run(directory, make_experimenter=making(before=watch))
     assert seen[0] == (os.getpid(), {"running": 1})
-    known = read_status(directory)
-    assert known is not None
+    known = known_of(directory)
     assert known.process is None
     assert known.result.counts.n_finished == 3
 
@@ -135,21 +138,11 @@ def test_who_works_is_known_while_trials_run(tmp_path: Path, way: str) -> None:
 def test_the_phase_of_the_work_is_known_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_keeper, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(status_keeper, "_SHARE", math.inf)
-    directory = write_study(tmp_path / "study", SHORT)
     seen: list[tuple[str, str]] = []
-
-    class Watched(FakeRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            known = read_status(directory)
-            assert known is not None
-            seen.append((known.phase, phase_now(directory)))
-            return super().run(job, monitor)
-
-    tune(directory, make_experimenter=making(Watched))
+    watching = making(before=lambda _: seen.append((known_of(tmp_path).phase, phase_now(tmp_path))))
+    tuned(tmp_path, SHORT, make_experimenter=watching)
     assert list(dict.fromkeys(seen)) == [("search", "search"), ("confirm", "confirm")]
-    known = read_status(directory)
-    assert known is not None
-    assert known.phase == phase_now(directory) == ""
+    assert known_of(tmp_path).phase == phase_now(tmp_path) == ""
 
 
 def test_a_study_that_was_stopped_leaves_its_last_state(tmp_path: Path) -> None:
@@ -162,8 +155,7 @@ def test_a_study_that_was_stopped_leaves_its_last_state(tmp_path: Path) -> None:
             on_progress=lambda progress: finished.append(progress.trials),
             stop=lambda: bool(finished) and finished[-1] >= 2,
         )
-    known = read_status(directory)
-    assert known is not None
+    known = known_of(directory)
     assert known.process is None
     assert known.result.counts == read_result(directory).counts
     assert known.result.counts.n_finished == 2
@@ -176,9 +168,7 @@ def test_the_state_of_a_killed_process_holds_as_long_as_its_database(study: Path
     content = path.read_bytes()
     stored = {**state_of(content), "process": {"pid": ended.pid, "started": 1, "machine": machine()}}
     path.write_bytes(with_state(content, sealed(stored)))
-    known = read_status(study)
-    assert known is not None
-    assert known.process is None
+    assert known_of(study).process is None
     newer = {**stored, "database": {"study.db": [1, 2]}}
     path.write_bytes(with_state(content, sealed(newer)))
     assert read_status(study) is None
@@ -217,12 +207,12 @@ def test_a_state_that_cannot_be_written_ends_no_study(
 ) -> None:
     directory = write_study(tmp_path / "study", SEARCH)
     (directory / STATUS_NAME).mkdir()
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(directory)
     assert result.counts.n_finished == 3
     assert [one.message.startswith("status.json could not be written") for one in caplog.records] == [True]
 
 
 def test_a_database_elsewhere_has_no_kept_state(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "study", SEARCH)
-    tune(directory, make_experimenter=make_fake, storage=f"sqlite:///{tmp_path / 'other.db'}")
+    tuned(directory, storage=f"sqlite:///{tmp_path / 'other.db'}")
     assert not (directory / STATUS_NAME).exists()

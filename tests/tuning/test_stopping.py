@@ -20,8 +20,8 @@ from tests.kit.fake_runner import (
     STUDY,
     FakeRunner,
     calls,
-    make_fake,
     stored_trials,
+    tuned,
     write_study,
 )
 from tests.kit.processes import wait_until
@@ -98,7 +98,7 @@ def test_a_study_ends_within_the_step_whatever_it_is_doing_and_goes_on(tmp_path:
     assert states(directory).count(TrialState.WAITING) == (prefix in {"trial_0000", "trial_0002", "warm_up"})
     assert not read_result(directory).exported
     finished = [line for line in calls(directory) if line.startswith("trained")]
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(directory)
     assert set(result.exported) == {"o1", "o2"}
     trained = [line for line in calls(directory) if line.startswith("trained")]
     assert trained[: len(finished)] == finished
@@ -106,11 +106,10 @@ def test_a_study_ends_within_the_step_whatever_it_is_doing_and_goes_on(tmp_path:
 
 
 def test_a_request_before_the_first_step_trains_nothing(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
     with pytest.raises(StudyStoppedError):
-        tune(directory, make_experimenter=make_fake, stop=lambda: True)
-    assert calls(directory) == []
-    result = tune(directory, make_experimenter=make_fake)
+        tuned(tmp_path, SHORT, stop=lambda: True)
+    assert calls(tmp_path) == []
+    result = tuned(tmp_path)
     assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
 
 
@@ -142,7 +141,7 @@ def test_workers_end_too_and_their_trials_wait_for_the_next_time(tmp_path: Path)
         tune(directory, jobs=2, make_experimenter=make_endless, on_progress=watch, stop=asked.is_set)
     assert asked.is_set()
     assert TrialState.RUNNING not in states(directory)
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(directory)
     assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
 
 

@@ -24,11 +24,12 @@ from tests.kit.fake_runner import (
     make_slow_fake,
     making,
     stored_trials,
+    tuned,
     write_study,
 )
 from workbench.config import BoostConfig
 from workbench.core.records import Verdict
-from workbench.study import OutOfTimeError, StudyError, StudyStoppedError, TuneProgress, join_study, tune
+from workbench.study import OutOfTimeError, StudyError, StudyResult, StudyStoppedError, TuneProgress, join_study, tune
 from workbench.study.run.job import (
     UNMONITORED,
     FreezingLimitJob,
@@ -44,10 +45,16 @@ from workbench.study.run.objective import Baseline, prospect
 from workbench.study.run.runner import Limits, StoppableExperimenter
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 8", "seeds_max = 6")
+UNCONFIRMED = SHORT.replace("[confirm]", "[confirm]\nenabled = false")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
 LIMITS = "\n[freezing_limit]\nrounds = 5\n"
 
 STEP, EVALUATION = 1.0, 2.0
+
+
+def late(*_: Any) -> SpeedMeasured:
+    """Return that the steps of a trial take twice O0's time."""
+    return SpeedMeasured(2.0, 1.9, 2.1)
 
 
 class Clock:
@@ -120,10 +127,12 @@ def states(directory: Path) -> list[TrialState]:
     return [trial.state for trial in stored_trials(directory)]
 
 
-def run(directory: Path, clock: Clock, limit: float | None, **options: Any) -> tuple[Any, float]:
-    """Return the result of a command and how long it took, by the clock."""
+def run(
+    directory: Path, clock: Clock, limit: float | None, text: str | None = None, **options: Any
+) -> tuple[StudyResult, float]:
+    """Return the result of a command and how long it took, by the clock; with a text, write its study first."""
     began, make = time.monotonic(), making(Clocked, clock=clock)
-    result = tune(directory, make_experimenter=make, timeout=limit, **options)
+    result = tuned(directory, text, make_experimenter=make, timeout=limit, **options)
     return result, time.monotonic() - began
 
 
@@ -142,61 +151,57 @@ def test_no_limit_is_exceeded_by_more_than_a_step_and_an_evaluation_and_nothing_
     text: str, shortest: float, tmp_path: Path, clock: Clock
 ) -> None:
     draw = random.Random(4)
-    directory = write_study(tmp_path / "s", text)
+    write_study(tmp_path, text)
     ended: list[str] = []
     n_commands = 0
     while n_commands < 60:
         n_commands += 1
         limit = math.exp(draw.uniform(math.log(shortest), math.log(4.8 * shortest)))
-        before = calls(directory)
-        result, taken = run(directory, clock, limit)
+        before = calls(tmp_path)
+        result, taken = run(tmp_path, clock, limit)
         assert taken <= limit + STEP * 1.5 + EVALUATION + 0.05 * limit
-        assert TrialState.RUNNING not in states(directory)
-        now = calls(directory)[len(before) :]
+        assert TrialState.RUNNING not in states(tmp_path)
+        now = calls(tmp_path)[len(before) :]
         ended += [line for line in now if line.startswith("trained") and "limit" not in line]
         if not any(line.startswith("cut") for line in now) and not any("time limit" in one for one in result.messages):
             break
     assert n_commands > 1
-    assert set(states(directory)) <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert set(states(tmp_path)) <= {TrialState.COMPLETE, TrialState.PRUNED}
     assert len(ended) == len({line.rsplit(".", 1)[0] for line in ended}), "something was trained twice"
     assert result.exported.keys() == {"o1", "o2"}
-    again, _ = run(directory, clock, None)
+    again, _ = run(tmp_path, clock, None)
     assert again.chosen == result.chosen
 
 
 @pytest.mark.parametrize("limit", [20.0, pytest.param(100.0, marks=pytest.mark.long)])
 def test_a_limit_too_short_for_o0_says_what_it_needs(limit: float, tmp_path: Path, clock: Clock) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
     with pytest.raises(StudyError, match=f"time limit of {limit:g} s is too short for O0 itself") as caught:
-        run(directory, clock, limit)
-    assert states(directory) == [TrialState.WAITING]
+        run(tmp_path, clock, limit, SHORT)
+    assert states(tmp_path) == [TrialState.WAITING]
     at_least = float(str(caught.value).rsplit("give it ", 1)[1].split()[0])
-    result, taken = run(directory, clock, at_least)
+    result, taken = run(tmp_path, clock, at_least)
     assert result.trials[0].state == "complete"
     assert taken <= at_least
 
 
 def test_a_run_that_could_not_end_in_time_is_not_begun(tmp_path: Path, clock: Clock) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
-    run(directory, clock, 180.0)  # O0 takes 120 seconds, and no trial half as long
-    assert [line for line in calls(directory) if line.startswith("train ")] == ["train trial_0000"]
-    assert states(directory) == [TrialState.COMPLETE, TrialState.WAITING]
-    run(directory, clock, None)
+    run(tmp_path, clock, 180.0, SHORT)  # O0 takes 120 seconds, and no trial half as long
+    assert [line for line in calls(tmp_path) if line.startswith("train ")] == ["train trial_0000"]
+    assert states(tmp_path) == [TrialState.COMPLETE, TrialState.WAITING]
+    run(tmp_path, clock, None)
     for _ in range(2):  # runs of the confirmation, whose seconds are known
-        before = calls(directory)
-        run(directory, clock, 250.0, confirm_seeds=12)
-        assert not [line for line in calls(directory)[len(before) :] if line.startswith("cut")]
+        before = calls(tmp_path)
+        run(tmp_path, clock, 250.0, confirm_seeds=12)
+        assert not [line for line in calls(tmp_path)[len(before) :] if line.startswith("cut")]
 
 
 def test_a_confirmation_that_is_cut_short_says_so(tmp_path: Path, clock: Clock) -> None:
-    directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", "[confirm]\nenabled = false"))
-    (directory / "checkpoints" / "of a run that nobody asks for").mkdir(parents=True)
-    run(directory, clock, None)
-    assert not (directory / "checkpoints").exists()
-    write_study(directory, SHORT)
-    (directory / "checkpoints" / "of a run that was stopped").mkdir(parents=True)
-    result, taken = run(directory, clock, 250.0)  # two runs of a hundred seconds or less
-    assert (directory / "checkpoints" / "of a run that was stopped").exists()
+    (tmp_path / "checkpoints" / "of a run that nobody asks for").mkdir(parents=True)
+    run(tmp_path, clock, None, UNCONFIRMED)
+    assert not (tmp_path / "checkpoints").exists()
+    (tmp_path / "checkpoints" / "of a run that was stopped").mkdir(parents=True)
+    result, taken = run(tmp_path, clock, 250.0, SHORT)  # two runs of a hundred seconds or less
+    assert (tmp_path / "checkpoints" / "of a run that was stopped").exists()
     assert taken <= 250.0
     assert {one.verdict for one in result.candidates} == {Verdict.UNDECIDED}
     assert "The time limit ended the confirmation; the same command continues from there." in result.messages
@@ -204,60 +209,58 @@ def test_a_confirmation_that_is_cut_short_says_so(tmp_path: Path, clock: Clock) 
 
 @pytest.mark.slow
 def test_a_confirmation_that_was_cut_short_goes_on_before_the_search_does(tmp_path: Path, clock: Clock) -> None:
-    directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", "[confirm]\nenabled = false"))
-    run(directory, clock, None)
-    write_study(directory, SHORT)
-    n_trials, seeds = len(states(directory)), []
+    run(tmp_path, clock, None, UNCONFIRMED)
+    write_study(tmp_path, SHORT)
+    n_trials, seeds = len(states(tmp_path)), []
     for trials, seconds in ((5, 1400.0), (8, 4500.0)):  # too short for a verdict, and long enough for the first look
         options: dict[str, Any] = {"confirm_seeds": 40, "trials": trials}
-        result, _ = run(directory, clock, seconds, **options)
-        assert len(states(directory)) == n_trials, "no trial is drawn while a test lacks seeds"
+        result, _ = run(tmp_path, clock, seconds, **options)
+        assert len(states(tmp_path)) == n_trials, "no trial is drawn while a test lacks seeds"
         seeds.append(result.candidates[0].n_seeds)
     assert seeds[0] < seeds[1] == 20, "its first look"
     assert result.candidates[0].verdict is Verdict.CONFIRMED
-    run(directory, clock, None, trials=8)
-    assert len(states(directory)) > n_trials
+    run(tmp_path, clock, None, trials=8)
+    assert len(states(tmp_path)) > n_trials
 
 
 @pytest.mark.slow
 def test_a_confirmation_that_was_stopped_goes_on_before_the_search_does(tmp_path: Path, clock: Clock) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
+    write_study(tmp_path, SHORT)
 
     def is_in_second_pair() -> bool:
-        return sum(line.startswith("trained confirmation") for line in calls(directory)) == 3
+        return sum(line.startswith("trained confirmation") for line in calls(tmp_path)) == 3
 
     with pytest.raises(StudyStoppedError):
-        run(directory, clock, 1e5, stop=is_in_second_pair)
-    n_trials = len(states(directory))
-    result, _ = run(directory, clock, 1e5, trials=8)
-    assert len(states(directory)) == n_trials, "no trial is drawn while the confirmation is not finished"
+        run(tmp_path, clock, 1e5, stop=is_in_second_pair)
+    n_trials = len(states(tmp_path))
+    result, _ = run(tmp_path, clock, 1e5, trials=8)
+    assert len(states(tmp_path)) == n_trials, "no trial is drawn while the confirmation is not finished"
     assert Verdict.CONFIRMED in {one.verdict for one in result.candidates}
-    run(directory, clock, 1e5, trials=8)
-    assert len(states(directory)) > n_trials
+    run(tmp_path, clock, 1e5, trials=8)
+    assert len(states(tmp_path)) > n_trials
 
 
 @pytest.mark.slow
 def test_more_seeds_for_what_is_undecided_come_before_the_search(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT.replace("o1 = 0.02", "o1 = 0.0001").replace("o2 = 0.05", ""))
-    first = tune(directory, make_experimenter=make_fake)
+    first = tuned(tmp_path, SHORT.replace("o1 = 0.02", "o1 = 0.0001").replace("o2 = 0.05", ""))
     (undecided,) = (one for one in first.candidates if one.verdict is Verdict.UNDECIDED)
-    told, n_trials = list[str](), len(states(directory))
+    told, n_trials = list[str](), len(states(tmp_path))
     options: dict[str, Any] = {"make_experimenter": make_fake, "trials": n_trials + 4}
-    more = tune(directory, confirm_seeds=12, on_progress=lambda progress: told.append(progress.note), **options)
+    more = tune(tmp_path, confirm_seeds=12, on_progress=lambda progress: told.append(progress.note), **options)
     assert "the confirmation, for which more seeds are asked, goes on before the search does" in told
-    assert len(states(directory)) == n_trials
+    assert len(states(tmp_path)) == n_trials
     assert [len(one.metrics) for one in more.candidates if one.label == undecided.label] == [12]
-    tune(directory, **options)
-    assert len(states(directory)) > n_trials
+    tune(tmp_path, **options)
+    assert len(states(tmp_path)) > n_trials
 
 
 def test_a_worker_ends_at_its_limit_and_puts_its_trial_back(tmp_path: Path, clock: Clock) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
+    write_study(tmp_path, SHORT)
     began = time.monotonic()
-    first = join_study(directory, make_experimenter=making(Clocked, clock=clock), timeout=50.0)
+    first = join_study(tmp_path, make_experimenter=making(Clocked, clock=clock), timeout=50.0)
     assert time.monotonic() - began <= 50.0 + STEP + 2.0
     assert (first.finished, first.complete) == (0, False)
-    assert states(directory) == [TrialState.WAITING]
+    assert states(tmp_path) == [TrialState.WAITING]
 
 
 @pytest.mark.slow
@@ -268,10 +271,10 @@ def test_worker_processes_end_at_the_limit_too(tmp_path: Path, monkeypatch: pyte
     def watch(progress: TuneProgress) -> None:
         passed[0] = 1000.0 * (progress.trials >= 3)
 
-    directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 1000"))
-    tune(directory, jobs=2, make_experimenter=make_slow_fake, timeout=1000.0, on_progress=watch)
-    assert len(states(directory)) < 1000
-    assert TrialState.RUNNING not in states(directory)
+    text = STUDY.replace("n_trials = 10", "n_trials = 1000")
+    tuned(tmp_path, text, jobs=2, make_experimenter=make_slow_fake, timeout=1000.0, on_progress=watch)
+    assert len(states(tmp_path)) < 1000
+    assert TrialState.RUNNING not in states(tmp_path)
 
 
 # -- one experimenter -------------------------------------------------------------------------------------------------
@@ -359,22 +362,14 @@ enabled = false
 """
 
 
-class Late(FakeRunner):
-    """Whose O1 trials take twice O0's time per step."""
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        return SpeedMeasured(2.0, 1.9, 2.1) if isinstance(job, SpeedJob) else super().run(job, monitor)
-
-
 @pytest.mark.parametrize("objective", ["time_to_target", "speed"])
 def test_a_trial_that_cannot_win_any_more_ends_pruned_with_a_sentence(objective: str, tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SLOW.format(objective=objective, pruner="median"))
-    result = tune(directory, make_experimenter=making(Late))
+    result = tuned(tmp_path, SLOW.format(objective=objective, pruner="median"), make_experimenter=making(timed=late))
     others = [one for one in result.trials if one.number > 0 and one.seconds]
     assert others
     assert {one.state for one in others} == {"pruned"}
     assert all("it can no longer be better than O0" in one.message for one in others)
-    for trial in (one for one in stored_trials(directory) if one.state == TrialState.PRUNED):  # what samplers need
+    for trial in (one for one in stored_trials(tmp_path) if one.state == TrialState.PRUNED):  # what samplers need
         assert trial.intermediate_values
         assert math.isfinite(trial.constraints["metric_deficit"])
         assert max(step for step, _ in trial.user_attrs["trained"]["curve"]) <= 60
@@ -385,20 +380,19 @@ def test_without_a_pruner_and_with_two_objectives_every_run_goes_to_its_end(
     objective: str, sampler: str, tmp_path: Path
 ) -> None:
     text = SLOW.format(objective=objective, pruner="none").replace('name = "grid"', f'name = "{sampler}"')
-    result = tune(write_study(tmp_path / "s", text), make_experimenter=making(Late))
-    assert {one.state for one in result.trials} == {"complete"}
+    assert {one.state for one in tuned(tmp_path, text, make_experimenter=making(timed=late)).trials} == {"complete"}
 
 
 def test_trials_that_would_be_confirmed_are_not_pruned_because_one_is_better(tmp_path: Path) -> None:
     text = STUDY.replace("n_trials = 10", "n_trials = 12").replace("[confirm]", "[confirm]\nenabled = false")
-    result = tune(write_study(tmp_path / "s", text), make_experimenter=make_fake)
+    result = tuned(tmp_path / "s", text)
     complete = [one for one in result.trials if one.state == "complete" and one.feasible and one.seconds]
     assert len(complete) >= 3  # O0 and at least as many as are confirmed at once
 
 
 def test_without_anybody_to_confirm_the_search_has_that_time_too(tmp_path: Path, clock: Clock) -> None:
-    directory = write_study(tmp_path / "s", SHORT.replace("o1 = 0.02", "o1 = 0.0").replace("o2 = 0.05", "o2 = 0.0"))
-    result, taken = run(directory, clock, 330.0)
+    text = SHORT.replace("o1 = 0.02", "o1 = 0.0").replace("o2 = 0.05", "o2 = 0.0")
+    result, taken = run(tmp_path, clock, 330.0, text)
     assert taken <= 330.0
     assert not result.candidates
-    assert sum(line.startswith("trained") for line in calls(directory)) >= 2  # O0 takes 120 of its own 198
+    assert sum(line.startswith("trained") for line in calls(tmp_path)) >= 2  # O0 takes 120 of its own 198

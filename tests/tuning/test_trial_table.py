@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import Command
-from tests.kit.fake_runner import FakeRunner, make_fake, write_study
-from workbench.study import TRIAL_COLUMNS, read_study, trial_table, tune, write_trial_table
+from tests.kit.fake_runner import FakeRunner, tuned, write_study
+from workbench.study import TRIAL_COLUMNS, read_study, trial_table, write_trial_table
 from workbench.study.store.storage import default_storage, open_storage, open_study
 
 N_TRIALS = 4
@@ -44,7 +44,7 @@ SEARCHED = {"boost.less_bn", "boost.grad_freeze", "optimizer.name", *FREEZING}
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_study(tmp_path_factory.mktemp("study"), TEXT)
-    tune(folder, make_experimenter=make_fake)
+    tuned(folder)
     return folder
 
 

@@ -25,12 +25,12 @@ from tests.kit.fake_runner import (
     SEARCH,
     SHORT,
     STUDY,
-    FakeRunner,
     calls,
     make_fake,
     make_slow_fake,
     making,
     stored_trials,
+    tuned,
     write_study,
 )
 from tests.kit.processes import kill, start, wait_until
@@ -53,7 +53,7 @@ from workbench.study import (
 )
 from workbench.study.ask.study_file import read_study
 from workbench.study.run.experimenter import MakeExperimenter
-from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
+from workbench.study.run.job import Job, Trained, TrainJob
 from workbench.study.store.storage import default_storage, holding_study, open_storage
 from workbench.study.store.stored_records import keep_candidates
 
@@ -127,11 +127,10 @@ def test_the_repeat_of_an_equal_plan_is_neither_trained_nor_counted_nor_shown(wh
 def test_all_trials_are_scored_at_one_target_whatever_their_level(tmp_path: Path) -> None:
     text = SEARCH.replace('"O0", "O1", "O2"', '"O1", "O2"').replace('"boost.grad_freeze" = [false, true]', "")
     text = text.replace('"grad_freeze.freeze_p" = { low = 0.3, high = 0.9 }', '"grad_freeze.freeze_p" = [0.6]')
-    directory = write_study(tmp_path / "s", text)
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(tmp_path, text)
     by_plan: dict[str, set[float]] = {}
     levels = set()
-    for trial in stored_trials(directory):
+    for trial in stored_trials(tmp_path):
         levels.add(trial.user_attrs["level"])
         by_plan.setdefault(trial.user_attrs["plan_key"], set()).add(round(trial.values[0], 9))
         assert trial.user_attrs["allowed_drop"] == 0.02
@@ -142,8 +141,7 @@ def test_all_trials_are_scored_at_one_target_whatever_their_level(tmp_path: Path
 
 def test_the_export_with_another_drop_asks_its_question_of_the_same_trials(tmp_path: Path) -> None:
     text = SEARCH.replace("o1 = 0.02\no2 = 0.05", "o2 = 0.05")
-    directory = write_study(tmp_path / "s", text)
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(tmp_path, text)
     assert result.allowed_drops == {"o1": 0.005, "o2": 0.05}
     assert {trial.allowed_drop for trial in result.trials} == {0.05}  # the search aims at the drop that is named
     assert {one.allowed_drop for one in result.candidates if one.target == "o1"} <= {0.005}
@@ -161,14 +159,14 @@ def test_a_study_whose_trials_were_scored_at_two_drops_is_refused_but_read_anew(
         )
         database.execute("UPDATE trial_values SET value = 1.0 WHERE trial_id = ?", (at_o2._trial_id,))
     with pytest.raises(StudyChangedError, match=rf"one trial was scored at another .* trial {at_o2.number}\)"):
-        tune(finished, make_experimenter=make_fake)
+        tuned(finished)
     assert read_result(finished).trials == before.trials  # scored from what was measured
 
 
 def test_diverged_trials_are_finite_infeasible_and_never_chosen(tmp_path: Path) -> None:
     text = SHORT.replace("low = 0.3, high = 0.9", "low = 0.3, high = 0.349")
     text = text.replace('"boost.grad_freeze" = [false, true]', '"boost.grad_freeze" = [true]')
-    result = tune(write_study(tmp_path / "s", text), make_experimenter=make_fake)
+    result = tuned(tmp_path / "s", text)
     diverged = [trial for trial in result.trials if "NaN" in trial.message]
     assert diverged
     for trial in diverged:
@@ -184,15 +182,14 @@ def test_diverged_trials_are_finite_infeasible_and_never_chosen(tmp_path: Path) 
 
 
 def test_the_same_command_continues_and_trains_nothing_twice(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH)
-    first = tune(directory, trials=2, make_experimenter=make_fake)
-    before = calls(directory)
-    second = tune(directory, make_experimenter=make_fake)
+    first = tuned(tmp_path, SEARCH, trials=2)
+    before = calls(tmp_path)
+    second = tuned(tmp_path)
     assert second.trials[: len(first.trials)] == first.trials
     assert len(second.trials) == 4
-    after = calls(directory)
-    tune(directory, make_experimenter=make_fake)
-    assert calls(directory) == after
+    after = calls(tmp_path)
+    tuned(tmp_path)
+    assert calls(tmp_path) == after
     trained = [line for line in after if line.startswith("trained")]
     assert len(set(trained)) == len(trained)  # no plan and seed was ever trained twice
     assert after[: len(before)] == before
@@ -204,9 +201,9 @@ def test_a_folder_that_was_moved_and_renamed_goes_on(finished: Path, tmp_path: P
     there.parent.mkdir()
     finished.rename(there)
     trained = len(calls(there))
-    tune(there, make_experimenter=make_fake)
+    tuned(there)
     assert len(calls(there)) == trained, "all of it was there"
-    tune(there, trials=5, make_experimenter=make_fake)
+    tuned(there, trials=5)
     assert len(calls(there)) > trained
     after = [(one.number, one.params, one.values) for one in stored_trials(there)]
     assert len(after) > len(before)
@@ -217,16 +214,15 @@ def test_a_folder_that_was_moved_and_renamed_goes_on(finished: Path, tmp_path: P
 @pytest.mark.parametrize("name", ["why?", "{a}", "50%25", "a#b &c=ü"])
 def test_a_study_may_lie_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
     directory = write_study(tmp_path / name / "s", SHORT)
-    assert len(tune(directory, trials=1, make_experimenter=make_fake).trials) == 1
+    assert len(tuned(directory, trials=1).trials) == 1
     assert len(read_result(directory).trials) == 1
     assert [path.name for path in tmp_path.iterdir()] == [name], "nothing is written beside it"
 
 
 def test_an_edited_study_is_refused_and_says_what_changed(finished: Path) -> None:
-    write_study(finished, SEARCH.replace("high = 0.9", "high = 0.8") + "# remark\n")
     with pytest.raises(StudyChangedError, match=r"`space\.grad_freeze\.freeze_p\.high` was 0\.9, is 0\.8.*--fresh"):
-        tune(finished, make_experimenter=make_fake)
-    result = tune(finished, make_experimenter=make_fake, fresh=True)
+        tuned(finished, SEARCH.replace("high = 0.9", "high = 0.8") + "# remark\n")
+    result = tuned(finished, fresh=True)
     (archive,) = (finished / "archive").iterdir()
     assert {path.name for path in archive.iterdir()} >= {"study.db", "result"}
     assert sum("repeats" not in one.user_attrs for one in stored_trials(archive)) == 4
@@ -244,9 +240,8 @@ def test_a_study_is_read_after_its_file_was_edited_except_for_another_objective(
 
 
 def test_more_trials_are_asked_for_by_an_option_or_by_an_edit(finished: Path) -> None:
-    assert len(tune(finished, trials=5, make_experimenter=make_fake).trials) == 5
-    write_study(finished, SHORT.replace("n_trials = 4", "n_trials = 6"))
-    assert len(tune(finished, make_experimenter=make_fake).trials) == 6
+    assert len(tuned(finished, trials=5).trials) == 5
+    assert len(tuned(finished, SHORT.replace("n_trials = 4", "n_trials = 6")).trials) == 6
 
 
 EDITED = SHORT.replace(
@@ -256,26 +251,23 @@ EDITED = SHORT.replace(
 
 def test_what_cannot_change_a_trial_may_be_edited_while_the_study_goes_on(finished: Path) -> None:
     before = calls(finished)
-    write_study(finished, EDITED)
-    result = tune(finished, make_experimenter=make_fake)
+    result = tuned(finished, EDITED)
     assert result.name == "renamed"
     assert calls(finished) == before  # it is the same study: nothing is trained again
     assert len(read_result(finished).trials) == len(result.trials)
     write_study(finished, EDITED.replace("high = 0.9", "high = 0.8"))
     with pytest.raises(StudyChangedError, match=r"high` was 0\.9, is 0\.8") as caught:
-        tune(finished, make_experimenter=make_fake)
+        tuned(finished)
     assert "timeout" not in str(caught.value)
 
 
 def test_a_further_drop_may_be_edited_and_the_target_s_may_not(finished: Path) -> None:
     before = calls(finished)
-    write_study(finished, SHORT.replace("o2 = 0.05", "o2 = 0.06"))
-    result = tune(finished, make_experimenter=make_fake, confirm_seeds=2)
+    result = tuned(finished, SHORT.replace("o2 = 0.05", "o2 = 0.06"), confirm_seeds=2)
     assert result.allowed_drops == {"o1": 0.02, "o2": 0.06}
     assert not any("trial_" in line for line in calls(finished)[len(before) :])  # asked of the same trials
-    write_study(finished, SHORT.replace("o1 = 0.02", "o1 = 0.03"))
     with pytest.raises(StudyChangedError, match=r"`allowed_drop\.o1` was 0\.02, is 0\.03"):
-        tune(finished, make_experimenter=make_fake)
+        tuned(finished, SHORT.replace("o1 = 0.02", "o1 = 0.03"))
 
 
 def test_a_study_that_an_earlier_version_stored_with_such_keys_may_be_edited_too(finished: Path) -> None:
@@ -287,35 +279,20 @@ def test_a_study_that_an_earlier_version_stored_with_such_keys_may_be_edited_too
     confirm = {"enabled": True, "seeds_min": 3, "seeds_max": 3, "candidates": 2, "steps": None, "time_share": 0.4}
     study.set_user_attr("study_file", {**asked, "study": {**asked["study"], **old}, "confirm": confirm})
     before = calls(finished)
-    write_study(finished, EDITED)
-    tune(finished, make_experimenter=make_fake)
+    tuned(finished, EDITED)
     assert calls(finished) == before
 
 
 def test_other_data_are_refused(finished: Path) -> None:
     with pytest.raises(StudyChangedError, match=r"data changed .*\(they were 'abc' and are 'xyz'\); put them back"):
-        tune(finished, make_experimenter=making(data_hash="xyz"))
+        tuned(finished, make_experimenter=making(data_hash="xyz"))
 
 
 def test_data_without_a_version_are_told_in_words(tmp_path: Path) -> None:
-    def of_data(digest: str) -> MakeExperimenter:
-        return making(data_hash=f"first 8 batches sha256:{digest}")
-
-    directory = write_study(tmp_path / "s", SEARCH)
-    tune(directory, trials=1, make_experimenter=of_data("abc"))
+    first, other = (making(data_hash=f"first 8 batches sha256:{digest}") for digest in ("abc", "abd"))
+    tuned(tmp_path, SEARCH, trials=1, make_experimenter=first)
     with pytest.raises(StudyChangedError, match=r"began \(the first 8 batches are not what they were\)"):
-        tune(directory, trials=2, make_experimenter=of_data("abd"))
-
-
-class OnAFullDisk(FakeRunner):
-    """Finds no room for what the second trial records."""
-
-    error: Exception
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        if isinstance(job, TrainJob) and job.run_id == "trial_0001":
-            raise self.error
-        return super().run(job, monitor)
+        tuned(tmp_path, trials=2, make_experimenter=other)
 
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device", "steps.jsonl")
@@ -324,18 +301,20 @@ NOT_WRITTEN = TelemetryError("cannot write steps.jsonl: no space left on the dis
 
 @pytest.mark.parametrize("error", [NO_SPACE, NOT_WRITTEN], ids=["as a disk says it", "as a run says it"])
 def test_a_full_disk_puts_the_running_trial_back(tmp_path: Path, error: Exception) -> None:
-    directory = write_study(tmp_path / "s", SEARCH)
+    def find_no_room(job: Job[Any]) -> None:
+        if isinstance(job, TrainJob) and job.run_id == "trial_0001":
+            raise error
+
     with pytest.raises(type(error), match=r"[Nn]o space|disk is full"):
-        tune(directory, make_experimenter=making(OnAFullDisk, error=error))
-    assert [one.state.name for one in stored_trials(directory)] == ["COMPLETE", "WAITING"]
-    result = tune(directory, trials=2, make_experimenter=make_fake)
-    assert {one.state for one in result.trials} <= {"complete", "pruned"}
+        tuned(tmp_path, SEARCH, make_experimenter=making(before=find_no_room))
+    assert [one.state.name for one in stored_trials(tmp_path)] == ["COMPLETE", "WAITING"]
+    assert {one.state for one in tuned(tmp_path, trials=2).trials} <= {"complete", "pruned"}
 
 
 @pytest.mark.parametrize("objective", ["time_to_target", "speed"])
 def test_a_drop_may_be_a_share_of_the_baseline(tmp_path: Path, objective: str) -> None:
     text = SEARCH.replace("o1 = 0.02", 'o1 = "2 %"').replace("time_to_target", objective)
-    result = tune(write_study(tmp_path / "s", text), trials=2, make_experimenter=make_fake)
+    result = tuned(tmp_path / "s", text, trials=2)
     assert result.allowed_drops["o1"] == pytest.approx(0.02 * result.trials[0].metric)
     assert all(trial.allowed_drop == result.allowed_drops["o1"] for trial in result.trials)
 
@@ -345,58 +324,55 @@ def of_code(**sources: str) -> MakeExperimenter:
 
 
 def test_a_task_whose_code_has_changed_is_refused_and_named(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH)
-    tune(directory, trials=2, make_experimenter=of_code(my_task="a", layers="b"))
+    tuned(tmp_path, SEARCH, trials=2, make_experimenter=of_code(my_task="a", layers="b"))
     # What it imports besides is another matter.
-    tune(directory, trials=3, make_experimenter=of_code(my_task="a", plots="c"))
+    tune(tmp_path, trials=3, make_experimenter=of_code(my_task="a", plots="c"))
     # A comment, or another version of Python: one of the two digests is the same.
-    tune(directory, trials=3, make_experimenter=of_code(my_task="a other", layers="b"))
+    tune(tmp_path, trials=3, make_experimenter=of_code(my_task="a other", layers="b"))
     with pytest.raises(StudyChangedError, match=r"task has changed since the study began \(layers.py\)"):
-        tune(directory, trials=3, make_experimenter=of_code(my_task="a", layers="d"))
+        tune(tmp_path, trials=3, make_experimenter=of_code(my_task="a", layers="d"))
 
 
 def test_a_task_may_change_its_metric_before_anything_is_measured(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH)
+    write_study(tmp_path, SEARCH)
     named = {"metric_name": "accuray", "environment": lambda: {"sources": {"my_task.py": "a"}}}
     with pytest.raises(StudyStoppedError):
-        tune(directory, trials=1, stop=iter([False] * 3 + [True] * 9).__next__, make_experimenter=making(**named))
-    assert stored_trials(directory)
-    result = tune(directory, trials=1, make_experimenter=of_code(my_task="b"))
+        tune(tmp_path, trials=1, stop=iter([False] * 3 + [True] * 9).__next__, make_experimenter=making(**named))
+    assert stored_trials(tmp_path)
+    result = tune(tmp_path, trials=1, make_experimenter=of_code(my_task="b"))
     assert result.metric_name == "accuracy"
 
 
 def test_a_metric_that_is_turned_round_is_no_longer_the_same_task(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH)
-    tune(directory, trials=1, make_experimenter=make_fake)  # of a task without sources
+    tuned(tmp_path, SEARCH, trials=1)  # of a task without sources
     with pytest.raises(StudyChangedError, match=r"the task has changed .*\(which way its metric is better\)"):
-        tune(directory, trials=2, make_experimenter=making(higher_is_better=False))
+        tune(tmp_path, trials=2, make_experimenter=making(higher_is_better=False))
 
 
 def test_a_study_of_two_objectives_cannot_turn_its_metric_round(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH.replace("time_to_target", "pareto"))
+    write_study(tmp_path, SEARCH.replace("time_to_target", "pareto"))
     named = {"higher_is_better": False, "environment": lambda: {"sources": {"my_task.py": "a"}}}
     with pytest.raises(StudyStoppedError):
-        tune(directory, trials=1, stop=iter([False] * 3 + [True] * 9).__next__, make_experimenter=making(**named))
+        tune(tmp_path, trials=1, stop=iter([False] * 3 + [True] * 9).__next__, make_experimenter=making(**named))
     with pytest.raises(StudyChangedError, match=r"\(my_task.py, which way its metric is better\)"):
-        tune(directory, trials=1, make_experimenter=of_code(my_task="b"))
+        tune(tmp_path, trials=1, make_experimenter=of_code(my_task="b"))
 
 
 def test_a_changed_task_goes_on_under_a_new_baseline_when_told_so(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH)
-    first = tune(directory, make_experimenter=of_code(my_task="a"))
+    first = tuned(tmp_path, SEARCH, make_experimenter=of_code(my_task="a"))
     with pytest.raises(StudyChangedError, match=r"\(my_task.py\).*continue under a new baseline with --new-baseline"):
-        tune(directory, make_experimenter=of_code(my_task="b"))
-    second = tune(directory, new_baseline=True, make_experimenter=of_code(my_task="b"))
-    [archived] = (directory / "archive").iterdir()
+        tune(tmp_path, make_experimenter=of_code(my_task="b"))
+    second = tune(tmp_path, new_baseline=True, make_experimenter=of_code(my_task="b"))
+    [archived] = (tmp_path / "archive").iterdir()
     assert [one.number for one in read_result(archived).trials] == [one.number for one in first.trials], "kept whole"
     assert len(first.trials) == len(second.trials)
-    trials = stored_trials(directory)
+    trials = stored_trials(tmp_path)
     assert trials[0].user_attrs["baseline"]
     taken = [one.user_attrs["warm_start"] for one in trials if "warm_start" in one.user_attrs]
     assert taken, "the best plans so far come first"
     assert all(archived.name in label for label in taken)
     assert [one.number for one in trials if "warm_start" in one.user_attrs] == list(range(1, len(taken) + 1))
-    again = tune(directory, make_experimenter=of_code(my_task="b"))
+    again = tune(tmp_path, make_experimenter=of_code(my_task="b"))
     assert len(again.trials) == len(second.trials)
 
 
@@ -406,65 +382,51 @@ def test_a_changed_task_goes_on_under_a_new_baseline_when_told_so(tmp_path: Path
 def test_an_answer_measured_with_fewer_threads_than_cores_says_so(
     tmp_path: Path, threads: int, device: str, is_said: bool
 ) -> None:
-    class OnTwoCores(FakeRunner):
-        def environment(self) -> dict[str, Any]:
-            cores = {"cpu": "a CPU", "cpu_cores_usable": 2}
-            return {"device": {**cores, "device": device, "torch_threads": threads}}
-
-    result = tune(write_study(tmp_path, SHORT), make_experimenter=making(OnTwoCores))
+    cores = {"cpu": "a CPU", "cpu_cores_usable": 2, "device": device, "torch_threads": threads}
+    result = tuned(tmp_path, SEARCH, make_experimenter=making(environment=lambda: {"device": cores}))
     assert result.taken
     said = "O0 was trained with one thread, on a machine with 2 cores: "
     assert any(one.startswith(said) for one in result.remarks) is is_said
 
 
 def test_ctrl_c_saves_the_state_and_runs_the_trial_again(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH)
-    tune(directory, trials=2, make_experimenter=make_fake)
+    tuned(tmp_path, SEARCH, trials=2)
 
     def interrupt(progress: TuneProgress) -> None:
         if progress.phase == "search" and progress.done > 2.4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune(directory, make_experimenter=make_fake, on_progress=interrupt)
-    states = [trial.state for trial in stored_trials(directory)]
+        tuned(tmp_path, on_progress=interrupt)
+    states = [trial.state for trial in stored_trials(tmp_path)]
     assert states.count(TrialState.WAITING) == 1
     assert TrialState.RUNNING not in states
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(tmp_path)
     assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
     assert len(result.trials) == 4
 
 
-class Failing(FakeRunner):
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+def test_trials_that_keep_failing_end_the_study_with_their_message(tmp_path: Path) -> None:
+    def fail(job: Job[Any]) -> None:
         if isinstance(job, TrainJob) and job.config.resolve(job.level).in_effect():
             raise RuntimeError("out of memory")
-        return super().run(job, monitor)
 
-
-def test_trials_that_keep_failing_end_the_study_with_their_message(tmp_path: Path) -> None:
     text = SEARCH.replace('"boost.less_bn" = [false, true]', '"boost.less_bn" = [true]').replace('"O0", ', "")
-    directory = write_study(tmp_path / "s", text)
     with pytest.raises(StudyFailedError, match="3 trials in a row failed, the last with: RuntimeError: out of memory"):
-        tune(directory, make_experimenter=making(Failing))
-    assert [trial.state for trial in stored_trials(directory)] == [TrialState.COMPLETE] + [TrialState.FAIL] * 3
-    assert len(tune(directory, make_experimenter=make_fake).trials) == 7  # failed trials do not count
+        tuned(tmp_path, text, make_experimenter=making(before=fail))
+    assert [trial.state for trial in stored_trials(tmp_path)] == [TrialState.COMPLETE] + [TrialState.FAIL] * 3
+    assert len(tuned(tmp_path).trials) == 7  # failed trials do not count
 
 
 def test_o0_that_does_not_train_is_a_failure_of_the_work(tmp_path: Path) -> None:
-    class Broken(FakeRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            return Trained(math.nan, (), 0.0, diverged=True, message="the loss became NaN at step 3")
-
-    directory = write_study(tmp_path / "s", SEARCH)
+    broken = Trained(math.nan, (), 0.0, diverged=True, message="the loss became NaN at step 3")
     with pytest.raises(StudyFailedError, match=r"O0 itself does not train, .*: the loss became NaN at step 3"):
-        tune(directory, make_experimenter=making(Broken))
-    assert tune(directory, trials=1, make_experimenter=make_fake).trials[0].state == "complete"
+        tuned(tmp_path, SEARCH, make_experimenter=making(trained=lambda *_: broken))
+    assert tuned(tmp_path, trials=1).trials[0].state == "complete"
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing_finished(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH)
-    done = tune(directory, trials=2, make_experimenter=make_fake)
+    done = tuned(tmp_path, SEARCH, trials=2)
 
     def fill_up(connection: Any, _: Any) -> None:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -473,10 +435,10 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing_finished(tmp_path: Path) 
     event.listen(Engine, "connect", fill_up)
     try:
         with pytest.raises(DiskFullError, match="the disk is full"):
-            tune(directory, make_experimenter=make_fake)
+            tuned(tmp_path)
     finally:
         event.remove(Engine, "connect", fill_up)
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(tmp_path)
     assert result.trials[: len(done.trials)] == done.trials
     assert len(result.trials) == 4
 
@@ -489,9 +451,9 @@ def test_a_fresh_study_whose_task_cannot_be_loaded_archives_nothing(finished: Pa
 
 
 def test_a_study_that_is_being_tuned_is_refused(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
-    with holding_study(directory), pytest.raises(StudyBusyError, match="tuned by this program already"):
-        tune(directory, make_experimenter=make_fake)
+    write_study(tmp_path, SHORT)
+    with holding_study(tmp_path), pytest.raises(StudyBusyError, match="tuned by this program already"):
+        tuned(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -503,26 +465,21 @@ def test_senseless_arguments_are_refused(tmp_path: Path, options: dict[str, Any]
 
 
 def test_when_time_is_over_verdicts_stay_open_and_say_what_to_do(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
-    with pytest.raises(StudyError, match="too short for O0 itself"):
-        tune(directory, make_experimenter=make_fake, timeout=1e-3)
-    assert len(stored_trials(directory)) == 1
-    tune(directory, make_experimenter=make_fake, trials=4, confirm_seeds=2, timeout=1000.0)
-    result = tune(directory, make_experimenter=make_fake, confirm_seeds=40, timeout=1e-3)
+    tuned(tmp_path, SHORT, confirm_seeds=2, timeout=1000.0)
+    result = tuned(tmp_path, confirm_seeds=40, timeout=1e-3)
     assert {one.n_seeds for one in result.candidates} <= {0, 2}  # of 40 no further one was begun
     assert result.candidates[0].n_seeds == 2
 
 
 def test_only_confirmed_candidates_are_taken_when_asked(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH)
-    open_result = tune(directory, make_experimenter=make_fake)
+    open_result = tuned(tmp_path, SEARCH)
     assert {one.verdict for one in open_result.candidates} == {Verdict.UNDECIDED}
     assert open_result.chosen["o2"] != "O0"
-    strict = tune(directory, make_experimenter=make_fake, require_confirmed=True)
+    strict = tuned(tmp_path, require_confirmed=True)
     assert strict.chosen == {"o1": "O0", "o2": "O0"}
     n_candidates = sum(one.target == "o1" for one in open_result.candidates)
     assert f"none of the {n_candidates} candidates is confirmed" in strict.messages[0]
-    assert read_result(directory).chosen == strict.chosen  # as the files were written
+    assert read_result(tmp_path).chosen == strict.chosen  # as the files were written
 
 
 def test_the_choice_is_the_same_wherever_it_is_read(finished: Path) -> None:
@@ -547,10 +504,9 @@ def test_the_choice_is_the_same_wherever_it_is_read(finished: Path) -> None:
 
 
 def test_pareto_has_two_values_and_prunes_nothing(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH.replace("time_to_target", "pareto"))
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(tmp_path, SEARCH.replace("time_to_target", "pareto"))
     assert {trial.state for trial in result.trials} == {"complete"}
-    assert all(len(trial.values) == 2 for trial in stored_trials(directory))
+    assert all(len(trial.values) == 2 for trial in stored_trials(tmp_path))
     assert result.chosen["o2"] != "O0"
 
 
@@ -570,8 +526,7 @@ REPLAY = "\n[loss_scale_replay]\nsteps = 30\nmax_underflow_share = 0.01\n"
 
 
 def test_the_loss_scale_policy_is_chosen_once_verified_and_exported(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SEARCH + REPLAY)
-    result = tune(directory, make_experimenter=make_fake)
+    result = tuned(tmp_path, SEARCH + REPLAY)
     policy = result.loss_scale_policy
     assert policy is not None
     assert (policy["init"], policy["wasted_share"]) == (2.0**16, 0.0)  # the largest scale that never overflows
@@ -581,73 +536,70 @@ def test_the_loss_scale_policy_is_chosen_once_verified_and_exported(tmp_path: Pa
         config = BoostConfig.from_json(path)
         assert config.loss_scale.init == 2.0**16
         assert config.loss_scale.kind is None  # in float32 it changes nothing; with amp O2 it is ready
-    before = calls(directory)
+    before = calls(tmp_path)
     assert sum("loss_scale" in line for line in before) == 4
-    tune(directory, make_experimenter=make_fake)
-    assert calls(directory) == before
+    tuned(tmp_path)
+    assert calls(tmp_path) == before
 
 
 def test_ctrl_c_in_the_confirmation_loses_no_finished_run(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
+    write_study(tmp_path, SHORT)
 
     def interrupt(progress: TuneProgress) -> None:
         if progress.phase == "confirm" and progress.done > 3.0:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune(directory, make_experimenter=make_fake, on_progress=interrupt)
-    finished = [line for line in calls(directory) if line.startswith("trained") and line.endswith(" ")]
+        tuned(tmp_path, on_progress=interrupt)
+    finished = [line for line in calls(tmp_path) if line.startswith("trained") and line.endswith(" ")]
     assert len(finished) == 3
-    tune(directory, make_experimenter=make_fake)
-    trained = [line for line in calls(directory) if line.startswith("trained")]
+    tuned(tmp_path)
+    trained = [line for line in calls(tmp_path) if line.startswith("trained")]
     assert len(trained) == len(set(trained))
 
 
 @pytest.mark.parametrize("n_kills", [pytest.param(4, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.long)])
 def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_kills: int) -> None:
-    directory = write_study(tmp_path / "s", STUDY.replace("seeds_max = 8", "seeds_max = 6"))
+    write_study(tmp_path, STUDY.replace("seeds_max = 8", "seeds_max = 6"))
     moments = random.Random(n_kills)
     finished: dict[int, Any] = {}
     for _ in range(n_kills):
-        begun = len(calls(directory))
-        process = start(tune, directory, make_experimenter=make_slow_fake)
-        wait_until(lambda begun=begun, process=process: len(calls(directory)) > begun or not process.is_alive())
+        begun = len(calls(tmp_path))
+        process = start(tune, tmp_path, make_experimenter=make_slow_fake)
+        wait_until(lambda begun=begun, process=process: len(calls(tmp_path)) > begun or not process.is_alive())
         time.sleep(moments.uniform(0.0, 0.3))
         kill(process)
         now = {
             trial.number: (trial.params, trial.values)
-            for trial in (stored_trials(directory) if (directory / "study.db").exists() else [])
+            for trial in (stored_trials(tmp_path) if (tmp_path / "study.db").exists() else [])
             if trial.state.is_finished()
         }
         assert {number: now[number] for number in finished} == finished
         finished = now
-    result = tune(directory, make_experimenter=make_slow_fake)
-    trials = stored_trials(directory)
+    result = tune(tmp_path, make_experimenter=make_slow_fake)
+    trials = stored_trials(tmp_path)
     assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.PRUNED}
     assert [trial.number for trial in trials] == list(range(len(trials)))
     assert sum("repeats" not in one.user_attrs for one in trials) == 10
     assert {number: (trials[number].params, trials[number].values) for number in finished} == finished
     assert set(result.exported) == {"o1", "o2"}
     # Trained to the end twice is only what was killed between its end and its record: at most one run per kill.
-    ended = [line for line in calls(directory) if line.startswith("trained")]
+    ended = [line for line in calls(tmp_path) if line.startswith("trained")]
     assert len(ended) - len(set(ended)) <= n_kills
 
 
 @pytest.mark.slow
 def test_time_left_is_never_more_than_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(FakeRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            if isinstance(job, TrainJob):
-                now[0] += 100.0
-            return super().run(job, monitor)
-
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
+    def take_time(job: Job[Any]) -> None:
+        now[0] += 100.0 * isinstance(job, TrainJob)
+
     def longest(name: str, **options: Any) -> float:
         seen: list[TuneProgress] = []
-        folder = write_study(tmp_path / name, STUDY.replace("n_trials = 10", "n_trials = 4"))
-        tune(folder, make_experimenter=making(Slow), on_progress=seen.append, **options)
+        text, slow = STUDY.replace("n_trials = 10", "n_trials = 4"), making(before=take_time)
+        tuned(tmp_path / name, text, make_experimenter=slow, on_progress=seen.append, **options)
         return max(one.eta_seconds for one in seen if math.isfinite(one.eta_seconds))
 
     assert longest("free") > 1300.0  # three trials and twenty runs or so are left after O0
@@ -657,5 +609,5 @@ def test_time_left_is_never_more_than_the_time_limit(tmp_path: Path, monkeypatch
 def test_other_work_is_told_before_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OtherWork, "sentence", lambda self, threads: "Other work keeps 1.5 of 2 cores busy")
     told: list[TuneProgress] = []
-    tune(write_study(tmp_path, SEARCH), make_experimenter=make_fake, on_progress=told.append)
+    tuned(tmp_path, SEARCH, on_progress=told.append)
     assert next(one.trials for one in told if one.note == "Other work keeps 1.5 of 2 cores busy.") <= 1

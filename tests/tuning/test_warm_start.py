@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fake_runner import STUDY, calls, make_fake, write_study
+from tests.kit.fake_runner import STUDY, calls, make_fake, tuned, write_study
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
 from workbench.study import (
@@ -49,7 +49,7 @@ enabled = false
 @pytest.fixture(scope="module")
 def earlier_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = write_study(tmp_path_factory.mktemp("warm") / "earlier", SHORT)
-    tune(directory, make_experimenter=make_fake)
+    tuned(directory)
     return directory
 
 
@@ -82,7 +82,7 @@ def test_the_best_trials_of_an_earlier_study_come_first_after_o0(earlier: Path, 
     directory = write_study(
         tmp_path / "later", SHORT.replace("[space]", '[warm_start]\nfrom = "../earlier"\n\n[space]')
     )
-    result = tune(directory, trials=3, make_experimenter=make_fake)
+    result = tuned(directory, trials=3)
     assert result.trials[0].level == "O0"
     first = result.trials[1]
     assert BoostConfig.from_dict(first.config).resolve(first.level).key() == (
@@ -95,10 +95,10 @@ def test_the_best_trials_of_an_earlier_study_come_first_after_o0(earlier: Path, 
 @pytest.mark.slow
 def test_a_source_is_enqueued_once_however_often_the_study_is_continued(earlier: Path, tmp_path: Path) -> None:
     directory = write_study(tmp_path / "later", NARROW)
-    first = tune(directory, trials=3, make_experimenter=make_fake)
-    second = tune(directory, trials=5, warm_start=[earlier], make_experimenter=make_fake)
+    first = tuned(directory, trials=3)
+    second = tuned(directory, trials=5, warm_start=[earlier])
     assert [one.parameters for one in second.trials[: len(first.trials)]] == [one.parameters for one in first.trials]
-    again = tune(directory, trials=5, warm_start=[earlier], make_experimenter=make_fake)
+    again = tuned(directory, trials=5, warm_start=[earlier])
     assert len(again.trials) == len(second.trials)
 
 
@@ -112,7 +112,7 @@ def test_a_study_without_its_database_gives_its_exports_each_at_its_own_level(ea
 
 def test_no_more_are_enqueued_than_the_study_has_room_for(earlier: Path, tmp_path: Path) -> None:
     directory = write_study(tmp_path / "later", SHORT)
-    result = tune(directory, trials=1, warm_start=[earlier], make_experimenter=make_fake)
+    result = tuned(directory, trials=1, warm_start=[earlier])
     assert [one.state for one in result.trials] == ["complete"]
     assert any("is not tried, since the study has only 1 trials" in message for message in result.messages)
 

@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 import pytest
 
-from tests.kit.fake_runner import DIM_REDUCE, STUDY, FakeRunner, calls, make_fake, making, write_study
+from tests.kit.fake_runner import DIM_REDUCE, STUDY, FakeRunner, calls, making, tuned, write_study
 from tests.kit.processes import kill, start, wait_until
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord, Verdict
@@ -106,16 +106,14 @@ def test_a_warm_up_that_diverges_is_one_sentence_and_not_tried_again(tmp_path: P
 
 
 def test_a_study_whose_warm_up_diverges_refuses_those_trials_and_exports_o0(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", REDUCING)
-    result = tune(directory, make_experimenter=making(Failing))
+    result = tuned(tmp_path, REDUCING, make_experimenter=making(Failing))
     assert result.chosen == {"o1": "O0", "o2": "O0"}
     assert all("did not get through its warm-up" in trial.message for trial in result.trials[1:])
     assert not any(trial.feasible for trial in result.trials[1:])
 
 
 def test_a_seed_of_the_confirmation_whose_warm_up_diverges_refutes_the_candidate(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", REDUCING)
-    result = tune(directory, make_experimenter=making(Failing, seeds={1001}))
+    result = tuned(tmp_path, REDUCING, make_experimenter=making(Failing, seeds={1001}))
     assert result.candidates
     assert {one.verdict for one in result.candidates} == {Verdict.REFUTED}
 
@@ -149,18 +147,16 @@ class Quick(Failing):
 
 
 def test_every_run_of_a_search_for_a_set_up_is_trained_from_the_snapshots_of_its_own_seed(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SET_UP)
-    result = tune(directory, make_experimenter=making(Quick))
-    reduced = [line.split()[1:] for line in calls(directory) if line.startswith("reduced")]
+    result = tuned(tmp_path, SET_UP, make_experimenter=making(Quick))
+    reduced = [line.split()[1:] for line in calls(tmp_path) if line.startswith("reduced")]
     assert len({seed for seed, *_ in reduced}) >= 5
     assert all(folder == f"warm_up_seed_{seed}" for seed, _, folder in reduced)
     assert result.trials[1].state == "complete"
 
 
 def test_a_further_seed_of_a_leader_whose_warm_up_diverges_is_one_on_which_it_diverged(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SET_UP)
-    result = tune(directory, make_experimenter=making(Quick, seeds={5}))
-    assert "diverged 5" in calls(directory)
+    result = tuned(tmp_path, SET_UP, make_experimenter=making(Quick, seeds={5}))
+    assert "diverged 5" in calls(tmp_path)
     assert result.trials[1].state == "complete"
     assert not result.trials[1].feasible
 
@@ -178,13 +174,13 @@ def test_the_time_of_a_further_seed_includes_its_warm_up(tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = write_study(tmp_path_factory.mktemp("reducing") / "s", REDUCING)
-    tune(directory, make_experimenter=make_fake)
+    tuned(directory)
     return directory
 
 
 def test_all_trials_share_one_warm_up_and_every_seed_of_the_confirmation_has_its_own(finished: Path) -> None:
     before = calls(finished)
-    result = tune(finished, make_experimenter=make_fake)
+    result = tuned(finished)
     assert calls(finished) == before
     assert result.chosen["o1"] != "O0"
     assert all("After a warm-up of 24 batches of O0." in one.sentence for one in result.candidates)
@@ -216,11 +212,11 @@ def test_an_export_carries_the_matrix_of_the_search_s_seed_and_says_how_to_move_
 
 def test_an_export_of_o0_leaves_no_matrix_of_an_earlier_choice(tmp_path: Path) -> None:
     text = REDUCING.replace("[confirm]", "[confirm]\nenabled = false")
-    other = write_study(tmp_path / "s", text)
-    assert tune(other, make_experimenter=make_fake).chosen["o1"] != "O0"
-    assert (other / "result" / "pca_mat.o1.npy").exists()
-    assert tune(other, make_experimenter=make_fake, require_confirmed=True).chosen["o1"] == "O0"
-    assert not list((other / "result").glob("pca_mat*"))
+    write_study(tmp_path, text)
+    assert tuned(tmp_path).chosen["o1"] != "O0"
+    assert (tmp_path / "result" / "pca_mat.o1.npy").exists()
+    assert tuned(tmp_path, require_confirmed=True).chosen["o1"] == "O0"
+    assert not list((tmp_path / "result").glob("pca_mat*"))
 
 
 def test_components_that_are_not_here_are_one_sentence(finished: Path, tmp_path: Path) -> None:
@@ -258,20 +254,20 @@ class Given(FakeRunner):
 
 @pytest.mark.slow
 def test_kill_minus_nine_in_the_warm_up_leaves_nothing_that_is_taken_for_complete(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", REDUCING)
-    half = directory / "runs" / "warm_up_seed_0" / "snapshots"
-    process = start(tune, directory, make_experimenter=make_very_slow_fake)
+    write_study(tmp_path, REDUCING)
+    half = tmp_path / "runs" / "warm_up_seed_0" / "snapshots"
+    process = start(tune, tmp_path, make_experimenter=make_very_slow_fake)
     wait_until(lambda: half.is_dir() and any(half.iterdir()))
     kill(process)
     assert 0 < len(list(half.iterdir())) < 5
-    assert find_warm_up(FILE, directory, 0) is None
-    result = tune(directory, make_experimenter=make_fake)
+    assert find_warm_up(FILE, tmp_path, 0) is None
+    result = tuned(tmp_path)
     assert len(result.trials) == 3
     assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
-    whole = find_warm_up(FILE, directory, 0)
+    whole = find_warm_up(FILE, tmp_path, 0)
     assert whole is not None
-    assert whole.snapshots == directory / "runs" / "warm_up_seed_0.2" / "snapshots"
-    assert warm_ups_trained(directory).count("warm_up_seed_0") == 1
+    assert whole.snapshots == tmp_path / "runs" / "warm_up_seed_0.2" / "snapshots"
+    assert warm_ups_trained(tmp_path).count("warm_up_seed_0") == 1
 
 
 def make_very_slow_fake(file: StudyFile, directory: Path) -> FakeRunner:
