@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.kit import set_up_search
-from tests.kit.fake_runner import SEARCH, SHORT, FakeRunner, write_study
+from tests.kit.fake_runner import SEARCH, SHORT, FakeRunner, making, tuned
 from tests.kit.surface_runner import SurfaceRunner
 from tests.reports.synthetic_study import fastest_study
 from workbench.cli.study_commands import _print_result
@@ -23,23 +23,20 @@ from workbench.config.boost_config import read_config
 from workbench.panels.study_answer import answer_html
 from workbench.report import study_report_html
 from workbench.report.sources import Sources
-from workbench.study import TuneProgress, join_study, read_result, tune
+from workbench.study import TuneProgress, join_study, read_result
 from workbench.study.run.experimenter import TaskExperimenter
-from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, Trained, TrainJob
+from workbench.study.run.job import Agreement, AgreementJob, Trained, TrainJob
 from workbench.tasks import Task
 
 TOLD = "The task as given learns nothing in 100 batches: it ends with accuracy "
 
 
 def beginning_at(untrained: float) -> Callable[..., FakeRunner]:
-    class Runner(FakeRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            result = super().run(job, monitor)
-            asked = isinstance(job, TrainJob) and job.also_untrained
-            assert not asked or job.level == "O0"
-            return replace(result, untrained=untrained) if asked else result
+    def trained(job: TrainJob, run: Trained) -> Trained:
+        assert not job.also_untrained or job.level == "O0"
+        return replace(run, untrained=untrained) if job.also_untrained else run
 
-    return lambda _, directory: Runner(directory)
+    return making(trained=trained)
 
 
 @pytest.mark.parametrize(
@@ -50,39 +47,35 @@ def beginning_at(untrained: float) -> Callable[..., FakeRunner]:
 def test_a_baseline_no_better_than_without_learning_is_said_once_it_is_known(
     tmp_path: Path, below: float, told: str
 ) -> None:
-    directory, notes = write_study(tmp_path / "s", SEARCH), set[str]()
-    reached = 0.9
+    notes, reached = set[str](), 0.9
 
     def on_progress(progress: TuneProgress) -> None:
         if progress.trials <= 1:
             notes.add(progress.note)
 
-    result = tune(directory, trials=2, make_experimenter=beginning_at(reached - below), on_progress=on_progress)
+    how: Any = {"make_experimenter": beginning_at(reached - below), "on_progress": on_progress}
+    result = tuned(tmp_path, SEARCH, trials=2, **how)
     assert result.doubt.startswith(told)
     assert bool(result.doubt) is bool(told)
     assert (result.doubt in notes - {""}) is bool(told), "before the search goes on"
-    assert read_result(directory).doubt == result.doubt
+    assert read_result(tmp_path).doubt == result.doubt
 
 
 def test_in_a_small_part_of_a_long_training_little_is_learned_and_that_is_no_fault(tmp_path: Path) -> None:
     early = SHORT.replace('"time_to_target"', '"speed"') + "\n[set_up]\ntodays_steps = 50000\n"
-    result = tune(write_study(tmp_path / "s", early), trials=2, make_experimenter=beginning_at(0.899))
+    result = tuned(tmp_path, early, trials=2, make_experimenter=beginning_at(0.899))
     assert result.doubt.startswith("In 100 of today's 50000 batches the task as given hardly learns: it ends with")
     assert len(result.trials) == 2
     assert "All this in runs of 100 of today's 50000 batches." in result.candidates[0].sentence
 
 
-class HardlyLearning(SurfaceRunner):
-    """Trains to 0.9 or so from a little less."""
+def hardly_learning(directory: Path, gain: float) -> SurfaceRunner:
+    """Return what trains to 0.9 or so from a little less."""
 
-    def __init__(self, directory: Path, gain: float) -> None:
-        super().__init__(directory, noise=0.001)
-        self.gain = gain
+    def trained(job: TrainJob, run: Trained) -> Trained:
+        return replace(run, untrained=run.metric - gain) if job.also_untrained else run
 
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        result = super().run(job, monitor)
-        asked = isinstance(job, TrainJob) and job.also_untrained
-        return replace(result, untrained=result.metric - self.gain) if asked else result
+    return SurfaceRunner(directory, noise=0.001, trained=trained)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +86,8 @@ class HardlyLearning(SurfaceRunner):
 def test_a_search_for_the_fastest_set_up_ends_where_no_training_is_needed(
     tmp_path: Path, gain: float, told: str
 ) -> None:
-    folder = set_up_search.write(tmp_path / "s", **set_up_search.SEARCH_ALONE)
-    result = set_up_search.run(folder, HardlyLearning(folder, gain))
+    folder = set_up_search.write(tmp_path / "s", n_trials=3, plain_runs=2, **set_up_search.SEARCH_ALONE)
+    result = set_up_search.run(folder, hardly_learning(folder, gain))
     assert (len(result.trials) == 1) is bool(told)
     assert (result.choices["o1"].candidate is None) is bool(told)
     assert told in result.doubt
@@ -108,23 +101,21 @@ def test_a_search_for_the_fastest_set_up_ends_where_no_training_is_needed(
         (folder / "study.toml").write_text(text.replace("o1 = ", "o2 = "))
         assert read_result(folder).doubt == state.doubt, "by the drop that the study was begun with"
         (folder / "study.toml").write_text(text)
-        worker = join_study(folder, make_experimenter=lambda _file, _folder: HardlyLearning(folder, gain))
+        worker = join_study(folder, make_experimenter=lambda _file, _folder: hardly_learning(folder, gain))
         assert (worker.finished_here, worker.complete) == (0, True)
 
 
 @pytest.mark.parametrize("why_not", ["", "its losses differ"], ids=["faster", "not the same"])
 def test_where_a_training_cut_short_learns_nothing_a_faster_runtime_is_searched_alone(
-    tmp_path: Path, why_not: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why_not: str
 ) -> None:
-    class Runtimes(HardlyLearning):
-        """Amp O2 takes 0.8 of the time."""
-
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            return Agreement(why_not) if isinstance(job, AgreementJob) else super().run(job, monitor)
-
     set_up = 'todays_steps = 2000\n[set_up.runtime]\n"amp.level" = ["O0", "O2"]'
     folder = set_up_search.write(tmp_path / "s", set_up=set_up)
-    result = set_up_search.run(folder, Runtimes(folder, 0.001))
+    runner = hardly_learning(folder, 0.001)  # and amp O2 takes 0.8 of the time
+    run = runner.run
+    agreed = Agreement(why_not)
+    monkeypatch.setattr(runner, "run", lambda job, *on: agreed if isinstance(job, AgreementJob) else run(job, *on))
+    result = set_up_search.run(folder, runner)
     assert "learns nothing in 200 of its 2000 batches" in result.doubt
     assert result.doubt.endswith("more minutes, so that its runs are longer, and start over (--minutes, --fresh).")
     assert "The search ended with what makes a step faster, since runs so short show no more." in result.messages
@@ -165,24 +156,25 @@ def constant_labels(share: float, *, lr: float) -> Task:
     )
 
 
-def test_without_learning_an_accuracy_is_at_least_the_share_of_the_commonest_label(tmp_path: Path) -> None:
+def trained_in(folder: Path, task: Task, **options: Any) -> Trained:
+    """Train a task as given for three batches."""
     off = BoostConfig().with_values({"boost.mode": "disable_all"})
-    experimenter = TaskExperimenter(constant_labels(0.83, lr=0.0), "cpu", tmp_path / "runs")
-    run: Trained = experimenter.run(TrainJob(off, "O0", 0, 3, 3, also_untrained=True))
+    run: Trained = TaskExperimenter(task, "cpu", folder / "runs").run(TrainJob(off, "O0", 0, 3, 3, **options))
+    return run
+
+
+def test_without_learning_an_accuracy_is_at_least_the_share_of_the_commonest_label(tmp_path: Path) -> None:
+    task = constant_labels(0.83, lr=0.0)
+    run, again = trained_in(tmp_path, task, also_untrained=True), trained_in(tmp_path, task)
     assert run.untrained == pytest.approx(0.83)
     assert Trained.from_json(run.to_json()) == run
-    again: Trained = experimenter.run(TrainJob(off, "O0", 0, 3, 3))
     assert math.isnan(again.untrained)
     assert again.metric == run.metric, "the run itself is the same"
     assert "untrained" not in again.to_json()
 
 
 def test_the_metric_of_an_untrained_network_is_evaluated_where_there_are_no_labels(tmp_path: Path) -> None:
-    task = replace(constant_labels(0.5, lr=0.0), metric="loss")
-    off = BoostConfig().with_values({"boost.mode": "disable_all"})
-    run: Trained = TaskExperimenter(task, "cpu", tmp_path / "runs").run(
-        TrainJob(off, "O0", 0, 3, 3, also_untrained=True)
-    )
+    run = trained_in(tmp_path, replace(constant_labels(0.5, lr=0.0), metric="loss"), also_untrained=True)
     assert run.untrained == pytest.approx(run.metric), "at a learning rate of 0 nothing changes"
 
 
@@ -192,8 +184,6 @@ def test_a_run_knows_what_its_evaluation_takes_beside_its_steps(tmp_path: Path) 
             time.sleep(0.0 if self.training else 0.3)
             return super().forward(x)
 
-    task = replace(constant_labels(0.5, lr=0.0), model=lambda: Slow(4, 2))
-    off = BoostConfig().with_values({"boost.mode": "disable_all"})
-    run: Trained = TaskExperimenter(task, "cpu", tmp_path / "runs").run(TrainJob(off, "O0", 0, 3, 3))
+    run = trained_in(tmp_path, replace(constant_labels(0.5, lr=0.0), model=lambda: Slow(4, 2)))
     assert run.beside_seconds >= 0.3
     assert run.by_clock(2.0) == pytest.approx(2.0 * run.seconds + run.beside_seconds)

@@ -28,38 +28,30 @@ def test_the_target_is_reached_between_evaluations() -> None:
     assert steps_to_target([(10, 3.0), (20, 2.0)], 2.5, higher_is_better=False) == pytest.approx(15.0)
 
 
-def test_time_to_target_is_relative_step_time_times_steps() -> None:
-    scored = score(trained(0.6, 0.7, 0.9, 0.9), HALF, BASELINE, 0.1, "time_to_target")
-    assert scored.values == (pytest.approx(0.5 * 25.0),)
-    assert scored.feasible
+EARLY, NEVER, LOST, LATE = (0.6, 0.7, 0.9, 0.9), (0.5, 0.6, 0.6, 0.6), (0.6, 0.9, 0.9, 0.5), (0.6, 0.7, 0.8, 0.85)
 
 
-def test_a_warm_up_counts_at_o0_s_step_time_reached_or_not() -> None:
-    reached = score(trained(0.6, 0.7, 0.9, 0.9), HALF, BASELINE, 0.1, "time_to_target", 12)
-    assert reached.steps_to_target == pytest.approx(25.0)
-    assert reached.values == (pytest.approx(12 + 0.5 * 25.0),)
-    missed = score(trained(0.5, 0.6, 0.6, 0.6), HALF, BASELINE, 0.1, "time_to_target", 12)
-    assert missed.values == (pytest.approx(12 + 0.5 * 40),)
-    assert score(trained(0.6, 0.7, 0.9, 0.9), HALF, BASELINE, 0.1, "speed", 12).values == (0.5,)
-
-
-def test_a_warm_up_counts_into_the_deficit_at_equal_time() -> None:
-    assert deficit_at_equal_time(BASELINE, 10, 0.7, 0.5) is None
-    assert deficit_at_equal_time(BASELINE, 10, 0.7, 0.5, 20) == pytest.approx(0.75 - 0.7)
-
-
-def test_a_target_that_is_not_reached_is_censored_at_the_budget() -> None:
-    scored = score(trained(0.5, 0.6, 0.6, 0.6), HALF, BASELINE, 0.1, "time_to_target")
-    assert scored.steps_to_target == math.inf
-    assert scored.values == (0.5 * 40,)
-    assert scored.constraint == pytest.approx(0.3 - 0.1)
-    assert not scored.feasible
-
-
-def test_a_reached_target_that_is_lost_again_is_not_feasible() -> None:
-    scored = score(trained(0.6, 0.9, 0.9, 0.5), HALF, BASELINE, 0.1, "time_to_target")
-    assert scored.steps_to_target < 40
-    assert not scored.feasible
+@pytest.mark.parametrize(
+    ("metrics", "objective", "warm_up", "steps", "values"),
+    [
+        (EARLY, "time_to_target", 0, 25.0, (0.5 * 25.0,)),
+        (EARLY, "time_to_target", 12, 25.0, (12 + 0.5 * 25.0,)),  # at O0's step time
+        (EARLY, "speed", 12, 25.0, (0.5,)),
+        (NEVER, "time_to_target", 0, math.inf, (0.5 * 40,)),  # censored at the budget
+        (NEVER, "time_to_target", 12, math.inf, (12 + 0.5 * 40,)),
+        (LOST, "time_to_target", 0, 50 / 3, (0.5 * 50 / 3,)),  # reached, and yet not feasible
+        (LATE, "speed", 0, 30.0, (0.5,)),
+        (LATE, "pareto", 0, 30.0, (0.85, 0.5)),
+    ],
+)
+def test_a_run_is_scored_by_its_steps_their_time_and_its_last_metric(
+    metrics: tuple[float, ...], objective: str, warm_up: int, steps: float, values: tuple[float, ...]
+) -> None:
+    scored = score(trained(*metrics), HALF, BASELINE, 0.1, objective, warm_up)
+    assert scored.steps_to_target == pytest.approx(steps)
+    assert scored.values == pytest.approx(values)
+    assert scored.constraint == pytest.approx(0.9 - metrics[-1] - 0.1)
+    assert scored.feasible == (metrics in (EARLY, LATE))
 
 
 @pytest.mark.parametrize("objective", ["time_to_target", "speed", "pareto"])
@@ -75,16 +67,11 @@ def test_a_diverged_run_gets_a_finite_penalty_worse_than_anything_that_works(obj
     assert bad.constraint > 0
 
 
-def test_speed_is_the_relative_step_time_and_pareto_both() -> None:
-    run = trained(0.6, 0.7, 0.8, 0.85)
-    assert score(run, HALF, BASELINE, 0.1, "speed").values == (0.5,)
-    assert score(run, HALF, BASELINE, 0.1, "pareto").values == (0.85, 0.5)
-
-
 def test_a_fast_trial_is_compared_with_what_o0_had_after_the_same_time() -> None:
     # 30 steps at half the step time are as long as 15 steps of O0, where its curve stands at 0.6
     assert deficit_at_equal_time(BASELINE, 30, 0.65, 0.5) == pytest.approx(-0.05)
     assert deficit_at_equal_time(BASELINE, 10, 0.65, 0.5) is None  # before O0's first evaluation
+    assert deficit_at_equal_time(BASELINE, 10, 0.7, 0.5, 20) == pytest.approx(0.75 - 0.7)  # a warm-up counts, too
     assert deficit_at_equal_time(BASELINE, 40, 0.8, 2.0) == pytest.approx(0.1)  # O0 keeps its final metric
     assert deficit_at_equal_time(BASELINE, 20, math.nan, 1.0) == math.inf
 

@@ -31,7 +31,7 @@ class TimedRunner(SurfaceRunner):
     ) -> None:
         super().__init__(directory)
         self.factors, self.wrong, self.on_timed = factors, wrong, on_timed
-        self.timed: list[BoostConfig] = []
+        self.configs: list[BoostConfig] = []
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if isinstance(job, AgreementJob):
@@ -39,7 +39,7 @@ class TimedRunner(SurfaceRunner):
             return Agreement("its losses differ" if self.wrong in changed else "")
         assert isinstance(job, SpeedJob)
         leaves = job.candidate[0].leaves()
-        self.timed.append(job.candidate[0])
+        self.configs.append(job.candidate[0])
         self.on_timed()
         ratio = self.ratio(leaves)
         return SpeedMeasured(ratio, ratio, ratio, 20.0, 0.0)
@@ -69,7 +69,7 @@ def test_threads_are_chosen_before_the_layout_and_kept_beside_it(tmp_path: Path)
     factors = {("runtime.threads", 1): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
     values, runner, _ = chosen(tmp_path, choices, factors)
     assert values == {"runtime.threads": 1, "runtime.memory_format": "channels_last"}
-    layouts = [one.leaves() for one in runner.timed if one.leaves()["runtime.memory_format"] == "channels_last"]
+    layouts = [one.leaves() for one in runner.configs if one.leaves()["runtime.memory_format"] == "channels_last"]
     assert layouts
     assert all(one["runtime.threads"] == 1 for one in layouts)
 
@@ -104,7 +104,7 @@ def test_graphs_are_tried_before_the_layout_and_if_they_lose_then_on_top_of_it(t
 
     values, runner, _ = chosen(tmp_path, choices, runner_factors, make=Runner)
     assert values == {graph: True, layout: "channels_last"}
-    tried = list(dict.fromkeys((one.leaves()[graph], one.leaves()[layout]) for one in runner.timed))
+    tried = list(dict.fromkeys((one.leaves()[graph], one.leaves()[layout]) for one in runner.configs))
     lost = [(False, "channels_last"), (True, "channels_last")]
     won = [(True, "channels_last")]
     assert tried == [(False, "contiguous"), (True, "contiguous"), *(won if alone < 1.0 else lost)]
@@ -184,7 +184,7 @@ def test_bfloat16_is_timed_only_where_the_processor_has_instructions_for_it(
 ) -> None:
     monkeypatch.setattr(devices, "has_fast_bfloat16", lambda _device: is_fast)
     values, runner, notes = chosen(tmp_path, '"amp.level" = ["O0", "O2"]', {("amp.level", "O2"): 0.7})
-    assert any(one.amp.level == "O2" for one in runner.timed) == is_fast
+    assert any(one.amp.level == "O2" for one in runner.configs) == is_fast
     assert values == ({"amp.level": "O2"} if is_fast else {})
     assert notes == (
         [] if is_fast else ["Left out: amp.level = O2, because this CPU has no instructions for bfloat16."]

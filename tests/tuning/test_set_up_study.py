@@ -7,6 +7,7 @@ import math
 import shutil
 import statistics
 import time
+from collections.abc import Callable, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.kit.set_up_search import (
     ALLOWED,
     LINEAR,
     SEARCH_ALONE,
+    begun_with,
     predicted_time,
     run,
     searching,
@@ -26,7 +28,7 @@ from tests.kit.set_up_search import (
     waiting_trials,
     write,
 )
-from tests.kit.surface_runner import SurfaceRunner, optimizer_of, step_ratio, true_metric
+from tests.kit.surface_runner import SurfaceRunner, optimizer_of, scaled, step_ratio, true_metric
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.core.records import StudyResult, Verdict
 from workbench.core.trial_counts import outcome_of
@@ -37,7 +39,7 @@ from workbench.study.answer.selection import FORM_OF, first_contender
 from workbench.study.ask.sections import ACCURACY_DROPS
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyError, StudyFailedError, StudyStoppedError
-from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, Trained, TrainJob
+from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.stages import (
@@ -93,11 +95,6 @@ def test_what_is_exported_is_what_was_confirmed_faster_and_truly_keeps_the_quali
     assert exported.resolve("O1").key() == config.resolve("O1").key()
     assert true_metric(exported) == true_metric(config)
     assert predicted_time(exported) == predicted_time(config)
-
-
-def test_its_verdict_follows_from_its_figures_and_is_said_everywhere(searched: Searched) -> None:
-    _, result, _ = searched
-    taken, _ = taken_of(result)
     holds = taken.speedup_low > 1.0 and taken.drop_bound <= taken.allowed_drop
     assert str(taken.verdict) == ("confirmed" if holds else "undecided")
     assert str(taken.verdict) in result.choices["o1"].sentence.lower()
@@ -165,15 +162,13 @@ def test_tuned_plain_differs_from_the_task_in_its_schedule_and_rate_alone(search
 
 @pytest.mark.slow
 def test_tuned_plain_takes_turns_with_the_export(tmp_path: Path) -> None:
-    class Calming(SurfaceRunner):
-        """On a machine that becomes faster with every run."""
-
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            outcome = super().run(job, monitor)
-            return replace(outcome, seconds=outcome.seconds * 0.98**self.runs) if isinstance(job, TrainJob) else outcome
+    def calming(_: TrainJob, run: Trained) -> Trained:
+        """The machine becomes faster with every run."""
+        return replace(run, seconds=run.seconds * 0.98**runner.runs)
 
     folder = write(tmp_path / "study", allowed=0.03, set_up="attribution_share = 0.0")
-    result = run(folder, Calming(folder, noise=0.004, seed=3), trials=6)
+    runner = SurfaceRunner(folder, noise=0.004, seed=3, trained=calming)
+    result = run(folder, runner, trials=6)
     beside, (taken, config) = result.tuned_plain["o1"], taken_of(result)
     assert beside.relative_time < 1.0
     assert beside.config != taken.config
@@ -227,8 +222,7 @@ def test_values_are_predicted_times_and_what_cannot_lead_is_pruned_untrained_and
 def test_trials_are_paired_with_the_baseline_s_seeds(searched: Searched) -> None:
     """The first seed of a trial goes round the baseline's five; a deficit is the difference on one seed."""
     folder, _, runner = searched
-    runs = [job for job in runner.jobs if isinstance(job, TrainJob)]
-    baseline = runs[0].config
+    runs, baseline = runner.train_jobs, runner.train_jobs[0].config
     assert [job.seed for job in runs[:5]] == [0, 1, 2, 3, 4]
     assert all(job.config == baseline for job in runs[:5])
     assert all(job.steps == job.evaluate_every == 200 for job in runs), "to its own end, and evaluated there alone"
@@ -281,18 +275,15 @@ def test_a_search_may_choose_between_lists(tmp_path: Path) -> None:
     assert sum(trial.state == "complete" for trial in run(folder).trials) > 1
 
 
-class FailingWhenShort(SurfaceRunner):
-    """The task's own optimizer fails in runs that are much shorter than today's."""
-
-    def _train(self, job: TrainJob) -> Trained:
-        if optimizer_of(job.config) == "task" and job.config.part(ScheduleSection).length < 0.55:
-            raise ZeroDivisionError
-        return super()._train(job)
-
-
 def test_tuned_plain_tries_what_fails_once(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", plain_runs=9, n_trials=3, **SEARCH_ALONE)
-    run(folder, FailingWhenShort(folder))
+    def fail_when_short(job: Job[Any]) -> None:
+        """The task's own optimizer fails in runs that are much shorter than today's."""
+        is_plain = isinstance(job, TrainJob) and optimizer_of(job.config) == "task"
+        if is_plain and job.config.part(ScheduleSection).length < 0.55:
+            raise ZeroDivisionError
+
+    folder = write(tmp_path / "study", plain_runs=9, **SEARCH_ALONE)
+    run(folder, SurfaceRunner(folder, before=fail_when_short), trials=1)
     plain = [trial for trial in stored_trials(folder) if trial.user_attrs.get(PLAIN)]
     asked = [str(trial.user_attrs["given"]) for trial in plain]
     assert len(asked) == len(set(asked)) <= 9
@@ -301,15 +292,11 @@ def test_tuned_plain_tries_what_fails_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_as_fast_as_the_leader_is_not_drawn_again_and_again(tmp_path: Path) -> None:
-    class SlowFirstSteps(SurfaceRunner):
-        """The first steps of each kind take as long as a tenth of today's run."""
-
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            outcome = super().run(job, monitor)
-            return replace(outcome, cold_ms=20 * outcome.baseline_ms) if isinstance(job, SpeedJob) else outcome
-
+    """The first steps of each kind take as long as a tenth of today's run."""
     folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, **SEARCH_ALONE)
-    run(folder, SlowFirstSteps(folder, noise=0.004, seed=3))
+    runner = SurfaceRunner(folder, noise=0.004, seed=3)
+    runner.timed = lambda _, speed: replace(speed, cold_ms=20 * speed.baseline_ms)
+    run(folder, runner)
     trials = [one for one in stored_trials(folder) if "given" not in one.user_attrs]
     assert sum(SKIPPED in one.user_attrs for one in trials) <= 2, "once it was two of three"
 
@@ -323,19 +310,6 @@ def test_the_runtime_has_its_share_of_the_time_however_late_it_has_become(monkey
     assert stage_ends(None, None, None) is None
 
 
-class FastRuntime(SurfaceRunner):
-    """Finds that every runtime computes the same, and that amp O2 takes 0.6 of the time."""
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        if isinstance(job, AgreementJob):
-            return Agreement("")
-        outcome = super().run(job, monitor)
-        if isinstance(job, TrainJob):
-            return replace(outcome, seconds=outcome.seconds * (0.75 if job.config.amp.level == "O2" else 1.0))
-        share = 0.75 if job.candidate[0].amp.level == "O2" else 1.0
-        return replace(outcome, **{name: share * getattr(outcome, name) for name in ("ratio", "low", "high")})
-
-
 def whole_runs_alone(config: BoostConfig) -> float:
     """A truth where whatever is shorter than the task as given is much worse."""
     return 0.98 if config.part(ScheduleSection).length == 1.0 else 0.5
@@ -343,7 +317,7 @@ def whole_runs_alone(config: BoostConfig) -> float:
 
 def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_quality(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", space=LINEAR, plain_runs=0)
-    result = run(folder, SurfaceRunner(folder, truth=whole_runs_alone), trials=6)
+    result = run(folder, SurfaceRunner(folder, truth=whole_runs_alone), trials=3)
     assert result.chosen == {"o1": "O0"}
     assert "O0 is exported" in result.choices["o1"].sentence
     assert result.attribution == {}
@@ -354,9 +328,20 @@ def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_qua
 
 
 def test_where_no_shorter_run_keeps_the_quality_the_faster_runtime_alone_is_a_gain(tmp_path: Path) -> None:
+    """Amp O2 takes 0.6 of the time."""
+
+    def share(config: BoostConfig) -> float:
+        return 0.75 if config.amp.level == "O2" else 1.0
+
     set_up = '[set_up.runtime]\n"amp.level" = ["O0", "O2"]'
     folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, set_up=set_up)
-    result = run(folder, FastRuntime(folder, truth=whole_runs_alone), trials=6)
+    runner = SurfaceRunner(
+        folder,
+        truth=whole_runs_alone,
+        trained=lambda job, run: replace(run, seconds=run.seconds * share(job.config)),
+        timed=lambda job, speed: scaled(speed, share(job.candidate[0])),
+    )
+    result = run(folder, runner, trials=3)
     taken, config = taken_of(result)
     assert (taken.verdict, config.amp.level, config.part(ScheduleSection).length) == ("confirmed", "O2", 1.0)
     assert optimizer_of(config) == "task"
@@ -368,47 +353,36 @@ def test_where_no_shorter_run_keeps_the_quality_the_faster_runtime_alone_is_a_ga
 @pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_and_trains_nothing_again(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", n_trials=8, plain_runs=3, set_up="attribution_share = 0.0")
-
-    class Stopping(SurfaceRunner):
-        """Asks for the end at its twentieth run."""
-
-        def wants_to_end(self) -> bool:
-            return self.runs >= 20
-
-    first = Stopping(folder)
+    first, second = SurfaceRunner(folder), SurfaceRunner(folder)
     with pytest.raises(StudyStoppedError):
-        run(folder, first, stop=first.wants_to_end)
+        run(folder, first, stop=lambda: first.runs >= 20)
     before = [one for one in stored_trials(folder) if one.state.is_finished()]
     assert len(before) >= 3
-    second = SurfaceRunner(folder)
     result = run(folder, second)
     after = {one.number: one for one in stored_trials(folder)}
     for trial in before:
         assert after[trial.number].state == trial.state
         assert after[trial.number].values == trial.values
         assert after[trial.number].user_attrs.get("deficits") == trial.user_attrs.get("deficits")
-    known = {(job.seed, repr(job.config)) for job in first.jobs if isinstance(job, TrainJob)}
-    again = [job for job in second.jobs if isinstance(job, TrainJob) and (job.seed, repr(job.config)) in known]
+    known = {(job.seed, repr(job.config)) for job in first.train_jobs}
+    again = [job for job in second.train_jobs if (job.seed, repr(job.config)) in known]
     # The trial in hand is run again, no other; the baseline's seeds are 0 to 4.
     assert len({repr(job.config) for job in again}) <= 1
-    baseline = next(job for job in first.jobs if isinstance(job, TrainJob))
-    assert not any(job.config == baseline.config for job in again)
+    assert not any(job.config == first.train_jobs[0].config for job in again)
     assert result.chosen["o1"] != ""
 
 
 def test_runs_of_o0_that_ended_are_not_trained_again_after_ctrl_c_in_a_later_one(tmp_path: Path) -> None:
-    class Interrupted(SurfaceRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            if self.runs == 4:
-                raise KeyboardInterrupt
-            return super().run(job, monitor)
+    def interrupt(_: Job[Any]) -> None:
+        if first.runs == 4:
+            raise KeyboardInterrupt
 
     folder = write(tmp_path / "study", plain_runs=0)
+    first, second = SurfaceRunner(folder, before=interrupt), SurfaceRunner(folder)
     with pytest.raises(KeyboardInterrupt):
-        run(folder, Interrupted(folder))
-    second = SurfaceRunner(folder)
+        run(folder, first)
     interrupted = run(folder, second, trials=1)
-    assert [job.seed for job in second.jobs if isinstance(job, TrainJob) and job.seed < 5] == [4]
+    assert [job.seed for job in second.train_jobs if job.seed < 5] == [4]
     at_once = run(write(tmp_path / "other", plain_runs=0), trials=1)
     assert interrupted.trials[0].metric == at_once.trials[0].metric
 
@@ -417,13 +391,8 @@ def test_a_relative_drop_is_a_share_of_the_mean_baseline_and_stays_it(tmp_path: 
     folder = write(tmp_path / "study", allowed='"2 %"', plain_runs=0, **SEARCH_ALONE)
     runner = SurfaceRunner(folder)
     first = run(folder, runner, trials=1)
-    baseline = next(job.config for job in runner.jobs if isinstance(job, TrainJob))
-    metrics = [
-        SurfaceRunner(folder).run(TrainJob(baseline, "O0", seed=seed, steps=200, evaluate_every=200)).metric
-        for seed in range(5)
-    ]
-    expected = 0.02 * sum(metrics) / 5
-    assert first.allowed_drops == {"o1": pytest.approx(expected)}
+    metrics = [SurfaceRunner(folder).run(replace(runner.train_jobs[0], seed=seed)).metric for seed in range(5)]
+    assert first.allowed_drops == {"o1": pytest.approx(0.02 * statistics.fmean(metrics))}
     again = run(folder, trials=2)
     assert again.allowed_drops == first.allowed_drops
     assert read_result(folder).allowed_drops == first.allowed_drops
@@ -440,26 +409,25 @@ def test_a_usual_drop_stays_what_it_was_when_the_study_began(tmp_path: Path, mon
     assert run(folder, trials=2).allowed_drops == first.allowed_drops
 
 
-class Clocked(SurfaceRunner):
-    """Lets the time pass that its runs take."""
+class Clock:
+    """Time that passes by what runs take, and by nothing else."""
 
-    passed = 0.0
+    now = 0.0
 
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        outcome = super().run(job, monitor)
-        Clocked.passed += getattr(outcome, "seconds", 0.0)
-        return outcome
+    def trained(self, _: TrainJob, run: Trained) -> Trained:
+        self.now += run.seconds
+        return run
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let time pass by what the runs of `Clocked` take, and by nothing else."""
-    monkeypatch.setattr(Clocked, "passed", 0.0)
-    monkeypatch.setattr(time, "monotonic", lambda: Clocked.passed)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
 
 
 def test_a_limit_too_short_for_all_runs_of_o0_says_what_those_that_are_missing_need(
-    tmp_path: Path, clock: None
+    tmp_path: Path, clock: Clock
 ) -> None:
     class Stepping(SurfaceRunner):
         """A run takes four seconds, and asks at each of its steps to stop."""
@@ -469,7 +437,7 @@ def test_a_limit_too_short_for_all_runs_of_o0_says_what_those_that_are_missing_n
             steps = 0
             while isinstance(job, TrainJob) and steps < job.steps and not (monitor.stop is not None and monitor.stop()):
                 steps += 1
-                Clocked.passed += 0.02
+                clock.now += 0.02
             return replace(outcome, steps=steps, seconds=0.02 * steps) if steps else outcome
 
     folder = write(tmp_path / "study", plain_runs=0)
@@ -482,28 +450,25 @@ def test_a_limit_too_short_for_all_runs_of_o0_says_what_those_that_are_missing_n
     assert at_least >= (5 - n_kept) * 4.0
     result = run(folder, second, timeout=at_least)
     assert result.trials[0].state == "complete"
-    seeds = [job.seed for job in second.jobs if isinstance(job, TrainJob)]
-    assert seeds[: 5 - n_kept] == list(range(n_kept, 5))
+    assert [job.seed for job in second.train_jobs][: 5 - n_kept] == list(range(n_kept, 5))
 
 
-def test_tuned_plain_has_its_share_of_the_time_however_late_it_has_become(tmp_path: Path, clock: None) -> None:
+def test_tuned_plain_has_its_share_of_the_time_however_late_it_has_become(tmp_path: Path, clock: Clock) -> None:
     folder = write(tmp_path / "study", plain_runs=3, set_up="plain_share = 0.15")
-    run(folder, Clocked(folder, noise=0.001), timeout=36.0)  # of which the runs of O0 take 20 s
+    run(folder, SurfaceRunner(folder, noise=0.001, trained=clock.trained), timeout=36.0)  # O0 takes 20 s of it
     plain = [trial for trial in stored_trials(folder) if trial.user_attrs.get(PLAIN)]
     assert any(trial.state == optuna.trial.TrialState.COMPLETE for trial in plain)
 
 
 @pytest.mark.slow
-def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(begun: Path, clock: None) -> None:
+def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(begun: Path, clock: Clock) -> None:
     """The first seeds flatter every plan: on the sixth it turns out to be worse than is allowed."""
 
-    class Flattering(Clocked):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            outcome = super().run(job, monitor)
-            is_candidate = isinstance(job, TrainJob) and optimizer_of(job.config) == "AdamW"
-            return replace(outcome, metric=0.5) if is_candidate and job.seed >= 5 else outcome
+    def flattered(job: TrainJob, run: Trained) -> Trained:
+        is_worse = optimizer_of(job.config) == "AdamW" and job.seed >= 5
+        return clock.trained(job, replace(run, metric=0.5) if is_worse else run)
 
-    with searching(begun, Flattering(begun, noise=0.001)) as (file, study, search):
+    with searching(begun, SurfaceRunner(begun, noise=0.001, trained=flattered)) as (file, study, search):
         search.run_given(BETTER, {"n_seeds": 3})
         n_trials = len(study.get_trials(deepcopy=False))
         assert standing_now(study, file).leader is not None
@@ -511,19 +476,19 @@ def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(begun:
         assert len(study.get_trials(deepcopy=False)) > n_trials
 
 
+def diverging_on(lost: Set[int]) -> Callable[[TrainJob, Trained], Trained]:
+    """Let runs of O0 with these seeds diverge."""
+    return lambda job, run: replace(run, **LOST) if job.seed in lost and optimizer_of(job.config) == "task" else run
+
+
 @pytest.mark.parametrize("lost", [{6}, set(range(5, 100))], ids=["one further seed", "all further seeds"])
 def test_a_seed_on_which_o0_diverges_compares_nothing_and_the_search_goes_on(lost: set[int], begun: Path) -> None:
-    class Diverging(SurfaceRunner):
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            is_lost = isinstance(job, TrainJob) and job.seed in lost and optimizer_of(job.config) == "task"
-            return replace(super().run(job, monitor), **(LOST if is_lost else {}))
-
-    runner = Diverging(begun, noise=0.001)
+    runner = SurfaceRunner(begun, noise=0.001, trained=diverging_on(lost))
     with searching(begun, runner) as (file, study, search):
         number = search.run_given(BETTER, {"n_seeds": 7, MOST_SEEDS: 7})
         search.settle(10)
         standing = standing_now(study, file)
-        trained = [job.seed for job in runner.jobs if isinstance(job, TrainJob) and optimizer_of(job.config) == "AdamW"]
+        trained = [job.seed for job in runner.train_jobs if optimizer_of(job.config) == "AdamW"]
     assert not lost & set(trained)
     assert len(standing.tried[number].deficits) == len(set(trained)) == (10 if lost == {6} else 5)
     assert standing.leader == number
@@ -532,23 +497,10 @@ def test_a_seed_on_which_o0_diverges_compares_nothing_and_the_search_goes_on(los
     assert told.startswith(f"The task as given diverged on {where}")
 
 
-class DivergingOnItsSeeds(SurfaceRunner):
-    """Diverges as O0 on some of the first seeds."""
-
-    lost = frozenset[int]()
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        is_lost = isinstance(job, TrainJob) and job.seed in self.lost and optimizer_of(job.config) == "task"
-        return replace(super().run(job, monitor), **(LOST if is_lost else {}))
-
-
 @pytest.mark.parametrize("lost", [{3}, {0, 5}])
 def test_where_o0_diverges_on_one_of_its_seeds_another_takes_its_place(lost: set[int], tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", plain_runs=0)
-    runner = DivergingOnItsSeeds(folder, noise=0.001)
-    runner.lost = frozenset(lost)
-    run(folder, runner, trials=1)
-    with searching(folder, runner) as (_, study, search):
+    runner = SurfaceRunner(tmp_path, noise=0.001, trained=diverging_on(lost))
+    with begun_with(runner) as (_, study, search):
         metrics = baseline_metrics(study.user_attrs)
         kept = [metric for metric in metrics.values() if math.isfinite(metric)]
         assert (len(kept), len(metrics)) == (5, 5 + len(lost))
@@ -558,21 +510,19 @@ def test_where_o0_diverges_on_one_of_its_seeds_another_takes_its_place(lost: set
             seeds = study.get_trials()[number].user_attrs["seeds"]
             assert sorted(seeds) == sorted({*range(6 + len(lost))} - lost)
         search.settle(10)
-    (told,) = (one for one in read_result(folder).messages if "diverge" in one)
+    (told,) = (one for one in read_result(tmp_path).messages if "diverge" in one)
     assert told.startswith("The task as given diverged on seed")
 
 
 def test_o0_that_diverges_on_most_of_its_seeds_does_not_train_until_it_is_mended(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", plain_runs=0)
-    runner = DivergingOnItsSeeds(folder)
-    runner.lost = frozenset({0, 2, 3})
+    runner = SurfaceRunner(folder, trained=diverging_on({0, 2, 3}))
     with pytest.raises(StudyFailedError, match=r"with seeds 0, 2, 3, so there is nothing to compare with: the loss is"):
         run(folder, runner)
-    runner.lost = frozenset()
-    run(folder, runner, trials=1)
+    run(folder, trials=1)
 
 
-class Edited(DivergingOnItsSeeds):
+class Edited(SurfaceRunner):
     """Has code of a version, and a network."""
 
     version, network = "a", NetworkFacts(1, 1, 4, 3, 0, 4)
@@ -586,8 +536,8 @@ class Edited(DivergingOnItsSeeds):
 
 def test_no_run_of_a_task_before_it_was_edited_is_counted_for_the_task_after(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", plain_runs=0)
-    before, after = Edited(folder, truth=lambda _: 0.5), Edited(folder)
-    before.lost, after.version, after.network = frozenset({2, 3, 4}), "b", replace(before.network, no_merging="x")
+    before, after = Edited(folder, truth=lambda _: 0.5, trained=diverging_on({2, 3, 4})), Edited(folder)
+    after.version, after.network = "b", replace(before.network, no_merging="x")
     with pytest.raises(StudyFailedError, match="O0 itself does not train"):
         run(folder, before)  # of seeds 0 and 1 the runs are kept
     run(folder, after, trials=1)
@@ -603,41 +553,34 @@ def test_a_drop_far_below_what_seeds_differ_by_is_told_before_the_search(
 ) -> None:
     folder, notes = write(tmp_path / "study", allowed=allowed, plain_runs=0), set[str]()
     run(folder, SurfaceRunner(folder, noise=0.01), trials=1, on_progress=lambda progress: notes.add(progress.note))
-    found = [
-        note for note in notes if note.startswith("From seed to seed the accuracy of the task as given differs by")
-    ]
+    start = "From seed to seed the accuracy of the task as given differs by"
+    found = [note for note in notes if note.startswith(start)]
     assert bool(found) is told
     assert all("0.05 points may be lost: only set-ups that end clearly better" in note for note in found)
 
 
 def test_that_a_drop_of_0_lets_nothing_equal_be_confirmed_is_told_before_the_search(tmp_path: Path) -> None:
-    class Equal(SurfaceRunner):
-        """Always ends with the same accuracy, as where every sample is told apart."""
-
-        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-            outcome = super().run(job, monitor)
-            return replace(outcome, metric=1.0) if isinstance(job, TrainJob) else outcome
-
+    """Every run ends with the same accuracy, as where every sample is told apart."""
     folder, notes = write(tmp_path / "study", allowed=0.0, plain_runs=0), set[str]()
-    run(folder, Equal(folder), trials=1, on_progress=lambda progress: notes.add(progress.note))
+    equal = SurfaceRunner(folder, trained=lambda _, run: replace(run, metric=1.0))
+    run(folder, equal, trials=1, on_progress=lambda progress: notes.add(progress.note))
     start = "No drop of the accuracy is allowed: only set-ups that end clearly better can be confirmed."
     assert any(note.startswith(start) for note in notes)
 
 
 def test_several_trainers_learn_of_a_set_up_what_one_learns(baseline_known: Path, tmp_path: Path) -> None:
-    given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
     found = []
     for n_trainers in (0, 3):
         folder = shutil.copytree(baseline_known, tmp_path / f"study {n_trainers}")
         runner, *trainers = (SurfaceRunner(folder, noise=0.001) for _ in range(1 + n_trainers))
         with searching(folder, runner) as (file, study, search):
             search.objective.trainers = list(trainers)
-            number = search.run_given(given, {"n_seeds": 7, MOST_SEEDS: 7})  # two more than O0 has been trained on
+            number = search.run_given(BETTER, {"n_seeds": 7, MOST_SEEDS: 7})  # two more than O0 has been trained on
             search.settle(13)
             standing, seeds = standing_now(study, file), study.get_trials(deepcopy=False)[number].user_attrs["seeds"]
             found.append((seeds, standing.tried[number].deficits, baseline_metrics(study.user_attrs)))
-        assert all(any(isinstance(job, TrainJob) for job in one.jobs) for one in trainers)
-        assert not trainers or not any(isinstance(job, TrainJob) for job in runner.jobs)
+        assert all(one.train_jobs for one in trainers)
+        assert not trainers or not runner.train_jobs
     assert len(found[0][1]) == 13
     assert found[0] == found[1]
 
@@ -646,10 +589,8 @@ def test_several_trainers_learn_of_a_set_up_what_one_learns(baseline_known: Path
 def test_a_plan_that_would_lead_is_never_tried_on_more_seeds_than_is_allowed(
     most: int, n_seeds: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write(tmp_path / "study", plain_runs=0, set_up=f"most_seeds = {most}")
-    run(folder, trials=1)
-    monkeypatch.setattr("workbench.study.set_up.objective._NO_DOUBT", 1.1)
-    with searching(folder, SurfaceRunner(folder)) as (_, study, search):
+    with begun_with(SurfaceRunner(tmp_path), set_up=f"most_seeds = {most}") as (_, study, search):
+        monkeypatch.setattr("workbench.study.set_up.objective._NO_DOUBT", 1.1)
         number = search.run_given({**BETTER, "schedule.length": 0.7}, {"n_seeds": n_seeds})
         assert len(study.get_trials(deepcopy=False)[number].user_attrs["seeds"]) == expected
 
@@ -661,18 +602,19 @@ def test_several_workers_keep_every_run_of_o0_that_one_of_them_trained(begun: Pa
             given = {**BETTER, "schedule.length": 0.1 * n_seeds}
             search.run_given(given, {"n_seeds": n_seeds, MOST_SEEDS: n_seeds})
         assert sorted(baseline_metrics(study.user_attrs)) == list(range(8))
-    jobs = [job for runner in runners for job in runner.jobs if isinstance(job, TrainJob)]
-    assert sorted(job.seed for job in jobs if optimizer_of(job.config) == "task") == [5, 6, 7]
+    jobs = [job for runner in runners for job in runner.train_jobs if optimizer_of(job.config) == "task"]
+    assert sorted(job.seed for job in jobs) == [5, 6, 7]
 
 
-def test_a_search_that_finds_nothing_uses_all_its_time(tmp_path: Path, clock: None) -> None:
+def test_a_search_that_finds_nothing_uses_all_its_time(tmp_path: Path, clock: Clock) -> None:
     folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, n_trials=1000)
-    text = (folder / "study.toml").read_text().replace("[allowed_drop]", "timeout_seconds = 60.0\n[allowed_drop]")
+    text = (folder / "study.toml").read_text().replace("[allowed_drop]", "timeout_seconds = 40.0\n[allowed_drop]")
     (folder / "study.toml").write_text(text)
     began = time.monotonic()
-    result = run(folder, Clocked(folder, truth=lambda config: 0.98 if optimizer_of(config) == "task" else 0.5))
-    assert result.chosen == {"o1": "O0"}
-    assert time.monotonic() - began > 0.8 * 60.0  # the confirmation would have had 0.4 of it; a run takes four
+    runner = SurfaceRunner(folder, truth=lambda config: 0.98 if optimizer_of(config) == "task" else 0.5)
+    runner.trained = clock.trained
+    assert run(folder, runner).chosen == {"o1": "O0"}
+    assert time.monotonic() - began > 0.8 * 40.0  # the confirmation would have had 0.4 of it; a run takes four
 
 
 def test_a_search_that_finds_nothing_gets_the_confirmation_s_time(begun: Path) -> None:
@@ -703,21 +645,13 @@ def test_what_the_confirmation_does_not_need_of_its_share_the_search_has(begun: 
         assert Timetable(study, file, None, None).search_ends() is None
 
 
-class Evaluating(Clocked):
-    """Takes three times as long to evaluate as O0 does to train."""
-
-    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
-        outcome = super().run(job, monitor)
-        return replace(outcome, beside_seconds=12.0) if isinstance(job, TrainJob) else outcome
-
-
 def test_evaluations_and_a_slow_leader_count_in_the_time_that_is_kept_for_the_confirmation(
-    tmp_path: Path, clock: None
+    tmp_path: Path, clock: Clock
 ) -> None:
-    folder = write(tmp_path / "study", plain_runs=0, candidates=2)
-    runner = Evaluating(folder, noise=0.001)
-    run(folder, runner, trials=1)
-    with searching(folder, runner) as (file, study, search):
+    """Evaluations take three times as long as O0 does to train."""
+    runner = SurfaceRunner(tmp_path, noise=0.001)
+    runner.trained = lambda job, run: replace(clock.trained(job, run), beside_seconds=12.0)
+    with begun_with(runner, candidates=2) as (file, study, search):
         end = time.monotonic() + 1e5
 
         def kept() -> float:
@@ -759,7 +693,7 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     runner = SurfaceRunner(folder, noise=0.004, seed=5)
     result = run(folder, runner)
     trials = stored_trials(folder)
-    seeds = [job.seed for job in runner.jobs if isinstance(job, TrainJob) and job.seed >= 1000]
+    seeds = [job.seed for job in runner.train_jobs if job.seed >= 1000]
     assert seeds[:30] == [seed for seed in range(1000, 1010) for _ in range(3)], "O0 and both candidates take turns"
     safer = {one.user_attrs.get("repeats", one.number): one for one in trials if FORM_OF in one.user_attrs}
     assert result.candidates[0].trial_number in safer, "the safer form is tested first"
@@ -777,18 +711,16 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
 
 
 def test_a_leader_that_takes_half_of_todays_time_gets_both_forms_though_its_parts_take_all_their_time(
-    tmp_path: Path, clock: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def take_all_the_time(attributor: Attributor, number: int) -> int:
         assert attributor.deadline is not None
-        Clocked.passed += max(attributor.deadline - time.monotonic(), 0.0)
+        clock.now = max(attributor.deadline, clock.now)
         return number
 
     monkeypatch.setattr(Attributor, "without_idle_parts", take_all_the_time)
-    folder = write(tmp_path / "study", plain_runs=0, candidates=3)
-    runner = Clocked(folder, noise=0.001)
-    run(folder, runner, trials=1)
-    with searching(folder, runner) as (_, study, search):
+    runner = SurfaceRunner(tmp_path, noise=0.001, trained=clock.trained)
+    with begun_with(runner, candidates=3) as (_, study, search):
         number = search.run_given({**BETTER, "schedule.length": 0.85}, {"n_seeds": 4})
         take_apart(search, deadline=time.monotonic() + 100.0)  # a run of today's takes four
         purposes = {one.user_attrs.get("purpose") for one in study.get_trials(deepcopy=False)}
@@ -829,10 +761,11 @@ def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_firs
 
 @pytest.mark.slow
 def test_what_no_time_was_left_to_explain_the_next_command_explains_before_it_searches_on(
-    begun: Path, clock: None
+    begun: Path, clock: Clock
 ) -> None:
     def searched(trials: int, timeout: float) -> tuple[StudyResult, int]:
-        result = run(begun, Clocked(begun, noise=0.001), trials=trials, timeout=timeout)
+        runner = SurfaceRunner(begun, noise=0.001, trained=clock.trained)
+        result = run(begun, runner, trials=trials, timeout=timeout)
         return result, sum("given" not in one.user_attrs for one in stored_trials(begun))
 
     told = "The time limit ended the measurement of where the gain comes from; the same command continues from there."
