@@ -214,27 +214,28 @@ def test_a_collapsed_scale_says_what_to_change(tmp_path: Path, drain_every_step:
     assert events[events["kind"] == EventKind.SCALE_COLLAPSE][["step", "value"]].to_numpy().tolist() == [[6, 1.0]]
 
 
-def test_scale_groups_collapse_when_each_that_overflows_lies_on_its_floor(drain_every_step: None) -> None:
-    groups = {"boost": {"mode": "manual", "loss_scale_group": True}}
-    rule = DYNAMIC["loss_scale"] | {"minimum": 2.0}
-    result = run(small_task(poison_from=2, poison=math.inf), {**groups, "loss_scale": rule}, steps=1000)
-    assert result.diverged
-    assert "the loss scale collapsed" in result.message
-    # Steps 2 and 3 lower the scales to their floors, a quarter of the start; three more find nothing left to lower.
-    assert result.steps == 7
+GROUPS = {
+    "boost": {"mode": "manual", "loss_scale_group": True},
+    "loss_scale": DYNAMIC["loss_scale"] | {"minimum": 2.0},
+}
 
 
-def test_overflows_that_end_before_the_limit_are_no_collapse() -> None:
-    result = run(small_task(poison_from=8, poison=math.inf), DYNAMIC, steps=12)
-    assert not result.diverged
-    assert result.overflows == 4
-
-
-def test_collapse_counts_over_drains_and_by_windows(drain_every_step: None) -> None:
-    result = run(small_task(poison_from=0, poison=math.inf), DYNAMIC | accumulating(2), steps=1000)
-    assert result.diverged
-    assert result.steps == 10  # three windows to the floor, the last of them counts; two more
-    assert result.overflows == 5
+@pytest.mark.parametrize(
+    ("config", "poison_from", "steps", "overflows"),
+    [
+        # Steps 2 and 3 lower the scales to their floors, a quarter of the start; three more find nothing left to lower.
+        (GROUPS, 2, 7, 5),
+        (DYNAMIC | accumulating(2), 0, 10, 5),  # three windows to the floor, the last of them counts; two more
+        (DYNAMIC, 96, 100, 4),  # the overflows end before the limit
+    ],
+    ids=["groups that lie on their floors", "counted by windows", "too few overflows"],
+)
+def test_a_collapse_is_counted_over_drains(
+    config: dict[str, Any], poison_from: int, steps: int, overflows: int, drain_every_step: None
+) -> None:
+    result = run(small_task(poison_from=poison_from, poison=math.inf), config, steps=100)
+    assert (result.steps, result.overflows) == (steps, overflows)
+    assert result.diverged == ("the loss scale collapsed" in result.message) == (steps < 100)
 
 
 def test_an_exception_in_the_task_is_passed_on_and_its_steps_are_kept(tmp_path: Path) -> None:
@@ -438,11 +439,6 @@ class Observed(Net):
         return super().forward(x) / self.range
 
 
-def test_the_look_before_the_first_run_leaves_no_trace_on_it() -> None:
-    task = small_task(model=Observed)
-    assert run(task, steps=3).final_loss == run(task, steps=3).final_loss
-
-
 class Remembering(Net):
     """A model with a state that it carries from batch to batch, in an attribute and in a buffer."""
 
@@ -458,9 +454,12 @@ class Remembering(Net):
 
 
 @pytest.mark.parametrize("model", [Observed, Remembering])
-def test_evaluations_on_the_way_leave_no_trace_in_what_a_model_gathers(model: type[nn.Module]) -> None:
-    runs = [run(small_task(model=model), steps=6, evaluate_every=every) for every in (6, 2)]
-    assert runs[0].final_loss == runs[1].final_loss
+def test_neither_the_look_before_the_first_run_nor_evaluations_leave_a_trace_in_what_a_model_gathers(
+    model: type[nn.Module],
+) -> None:
+    task = small_task(model=model)  # looked at in its first run only
+    runs = [run(task, steps=6, evaluate_every=every) for every in (6, 6, 2)]
+    assert runs[0].final_loss == runs[1].final_loss == runs[2].final_loss
 
 
 class Annealed(nn.Module):
