@@ -282,8 +282,8 @@ def test_tuned_plain_tries_what_fails_once(tmp_path: Path) -> None:
         if is_plain and job.config.part(ScheduleSection).length < 0.55:
             raise ZeroDivisionError
 
-    folder = write(tmp_path / "study", plain_runs=9, **SEARCH_ALONE)
-    run(folder, SurfaceRunner(folder, before=fail_when_short), trials=1)
+    folder = write(tmp_path / "study", plain_runs=9, n_trials=3, **SEARCH_ALONE)
+    run(folder, SurfaceRunner(folder, before=fail_when_short))
     plain = [trial for trial in stored_trials(folder) if trial.user_attrs.get(PLAIN)]
     asked = [str(trial.user_attrs["given"]) for trial in plain]
     assert len(asked) == len(set(asked)) <= 9

@@ -383,7 +383,7 @@ def test_an_answer_measured_with_fewer_threads_than_cores_says_so(
     tmp_path: Path, threads: int, device: str, is_said: bool
 ) -> None:
     cores = {"cpu": "a CPU", "cpu_cores_usable": 2, "device": device, "torch_threads": threads}
-    result = tuned(tmp_path, SEARCH, make_experimenter=making(environment=lambda: {"device": cores}))
+    result = tuned(tmp_path, SHORT, make_experimenter=making(environment=lambda: {"device": cores}))
     assert result.taken
     said = "O0 was trained with one thread, on a machine with 2 cores: "
     assert any(one.startswith(said) for one in result.remarks) is is_said
@@ -465,7 +465,10 @@ def test_senseless_arguments_are_refused(tmp_path: Path, options: dict[str, Any]
 
 
 def test_when_time_is_over_verdicts_stay_open_and_say_what_to_do(tmp_path: Path) -> None:
-    tuned(tmp_path, SHORT, confirm_seeds=2, timeout=1000.0)
+    with pytest.raises(StudyError, match="too short for O0 itself"):
+        tuned(tmp_path, SHORT, timeout=1e-3)
+    assert len(stored_trials(tmp_path)) == 1
+    tuned(tmp_path, trials=4, confirm_seeds=2, timeout=1000.0)
     result = tuned(tmp_path, confirm_seeds=40, timeout=1e-3)
     assert {one.n_seeds for one in result.candidates} <= {0, 2}  # of 40 no further one was begun
     assert result.candidates[0].n_seeds == 2
