@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from workbench.core.records import Event, StepRecord
-from workbench.mindspore.callbacks import Callback, RunContext
+from workbench.mindspore.callbacks import Callback, CallbackParameters, RunContext
 
 OLD_NAMES = ["begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end"]
 NEW_NAMES = [f"on_train_{name}" for name in OLD_NAMES]
@@ -68,15 +69,19 @@ class StopAt(Callback):
             run_context.request_stop()
 
 
-class AtStepEnd(Callback):
+class Noting(Callback):
+    """Keeps what a function finds in the state of the run at each moment of a name, such as ``on_train_begin``."""
+
+    def __init__(self, moment: str, look: Callable[[CallbackParameters], Any]) -> None:
+        self.values: list[Any] = []
+        setattr(self, moment, lambda context: self.values.append(look(context.original_args())))
+
+
+class AtStepEnd(Noting):
     """Keeps what a function finds in the state of the run at the end of each training step."""
 
-    def __init__(self, look: Any) -> None:
-        self.look = look
-        self.values: list[Any] = []
-
-    def step_end(self, run_context: RunContext) -> None:
-        self.values.append(self.look(run_context.original_args()))
+    def __init__(self, look: Callable[[CallbackParameters], Any]) -> None:
+        super().__init__("step_end", look)
 
 
 class Kept:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_json
-from tests.kit.callbacks import OLD_NAMES, OldStyle, Recorder, Stop
+from tests.kit.callbacks import OLD_NAMES, AtStepEnd, OldStyle, Recorder, Stop
 from workbench.core import distributed as ranks
-from workbench.mindspore.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
+from workbench.mindspore.callbacks import Callback, CallbackParameters, LossMonitor, RunContext, TimeMonitor
 from workbench.nn import Model
 
 
@@ -64,14 +64,9 @@ def test_a_stop_asked_for_in_a_step_ends_training_after_that_step() -> None:
     new_model().train(5, BATCHES, recorder)
     assert recorder.events == [
         ["__enter__", None, None],
-        ["on_train_begin", 0, 0],
-        ["on_train_epoch_begin", 1, 0],
-        ["on_train_step_begin", 1, 1],
-        ["on_train_step_end", 1, 1],
-        ["on_train_step_begin", 1, 2],
-        ["on_train_step_end", 1, 2],
-        ["on_train_epoch_end", 1, 2],
-        ["on_train_end", 1, 2],
+        *[["on_train_begin", 0, 0], ["on_train_epoch_begin", 1, 0]],
+        *[[f"on_train_step_{moment}", 1, step] for step in (1, 2) for moment in ("begin", "end")],
+        *[["on_train_epoch_end", 1, 2], ["on_train_end", 1, 2]],
         ["__exit__", None, None],
     ]
 
@@ -85,16 +80,9 @@ def test_a_stop_asked_for_at_the_end_of_an_epoch_ends_training_there() -> None:
 def test_an_evaluation_has_one_epoch() -> None:
     recorder = Recorder()
     new_model(metrics={"mse"}).eval(BATCHES[:1], recorder)
-    assert recorder.events == [
-        ["__enter__", None, None],
-        ["on_eval_begin", 0, 0],
-        ["on_eval_epoch_begin", 1, 0],
-        ["on_eval_step_begin", 1, 1],
-        ["on_eval_step_end", 1, 1],
-        ["on_eval_epoch_end", 1, 1],
-        ["on_eval_end", 1, 1],
-        ["__exit__", None, None],
-    ]
+    begins = [["on_eval_begin", 0, 0], ["on_eval_epoch_begin", 1, 0]]
+    ends = [[f"on_eval_{moment}", 1, 1] for moment in ("step_begin", "step_end", "epoch_end", "end")]
+    assert recorder.events == [["__enter__", None, None], *begins, *ends, ["__exit__", None, None]]
 
 
 def test_fit_evaluates_before_the_epoch_ends() -> None:
@@ -124,26 +112,24 @@ def test_the_older_names_are_called_in_training_or_evaluation_and_hear_nothing_o
 
 
 def test_several_callbacks_are_called_in_their_order_moment_by_moment() -> None:
-    told: list[tuple[str, str]] = []
+    told: list[str] = []
 
     class Named(Callback):
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def on_train_step_begin(self, run_context: RunContext) -> None:
-            told.append((self.name, "begin"))
+        def step_begin(self, run_context: RunContext) -> None:
+            told.append(f"{self.name} begins")
 
-        def on_train_step_end(self, run_context: RunContext) -> None:
-            told.append((self.name, "end"))
+        def step_end(self, run_context: RunContext) -> None:
+            told.append(f"{self.name} ends")
 
         def __exit__(self, *_: object) -> None:
-            told.append((self.name, "exit"))
+            told.append(f"{self.name} leaves")
 
     new_model().train(1, BATCHES[:1], [Named("first"), Named("second")])
-    assert told == [
-        *[("first", "begin"), ("second", "begin"), ("first", "end"), ("second", "end")],
-        *[("second", "exit"), ("first", "exit")],
-    ]
+    steps = ["first begins", "second begins", "first ends", "second ends"]
+    assert told == [*steps, "second leaves", "first leaves"]
 
 
 def test_a_callback_that_cannot_be_entered_lets_the_others_leave() -> None:
@@ -173,28 +159,21 @@ def test_what_is_no_callback_is_refused(callbacks: Any, words: str) -> None:
 
 
 def test_what_a_callback_sees_is_the_step(capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[Tensor] = []
+    def look(state: CallbackParameters) -> float:
+        assert state.train_dataset_element[0] is BATCHES[state.cur_step_in_epoch - 1][0]
+        assert state.net_outputs is state.outcome.loss
+        assert (state.batch_num, state.epoch_num, state.mode) == (3, 2, "train")
+        assert state.optimizer is model.optimizer
+        return state.net_outputs.item()
 
-    class Watcher(Callback):
-        def on_train_step_end(self, run_context: RunContext) -> None:
-            state = run_context.original_args()
-            assert state.train_dataset_element[0] is BATCHES[state.cur_step_in_epoch - 1][0]
-            assert state.net_outputs is state.outcome.loss
-            assert (state.batch_num, state.epoch_num, state.mode) == (3, 2, "train")
-            assert state.optimizer is model.optimizer
-            seen.append(state.net_outputs)
-
-    model = new_model()
+    model, seen = new_model(), AtStepEnd(look)
     first = nn.functional.mse_loss(model.predict_network(BATCHES[0][0]), BATCHES[0][1]).item()
-    model.train(2, BATCHES, [Watcher(), LossMonitor(2)])
-    assert seen[0].item() == first
-    assert len(seen) == 6
-    printed = capsys.readouterr().out.splitlines()
-    assert printed == [
-        f"epoch: 1 step: 2, loss is {seen[1].item()}",
-        f"epoch: 2 step: 1, loss is {seen[3].item()}",
-        f"epoch: 2 step: 3, loss is {seen[5].item()}",
-    ]
+    model.train(2, BATCHES, [seen, LossMonitor(2)])
+    assert seen.values[0] == first
+    assert len(seen.values) == 6
+    places = [(1, 2, 1), (2, 1, 3), (2, 3, 5)]
+    printed = [f"epoch: {epoch} step: {step}, loss is {seen.values[k]}" for epoch, step, k in places]
+    assert capsys.readouterr().out.splitlines() == printed
 
 
 def test_the_loss_monitor_prints_what_fit_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,13 +17,13 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassF1Score
 
-from tests.kit.callbacks import AtStepEnd
+from tests.kit.callbacks import AtStepEnd, Noting
 from tests.kit.chains import assert_same_bits, chain
 from tests.kit.configurations import freezing
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig, ConfigError
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
-from workbench.mindspore.callbacks import Callback, CallbackParameters, RunContext
+from workbench.mindspore.callbacks import Callback
 from workbench.nn import DynamicLossScaleManager, DynamicLossScaleUpdateCell, FixedLossScaleManager, Model
 from workbench.tasks.digits import ResNet
 from workbench.training import BoostStep, apply
@@ -39,12 +40,10 @@ def momentum(module: nn.Module) -> SGD:
     return SGD(module.parameters(), lr=0.1, momentum=0.9, fused=True)
 
 
-def batches(n: int = 4, sizes: tuple[int, ...] = (8, 5, 8, 1)) -> list[tuple[Tensor, Tensor]]:
+def batches(n: int = 4) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(sizes[k], 4, generator=generator), torch.randint(3, (sizes[k],), generator=generator))
-        for k in range(n)
-    ]
+    sizes = (8, 5, 8, 1)[:n]
+    return [(torch.randn(k, 4, generator=generator), torch.randint(3, (k,), generator=generator)) for k in sizes]
 
 
 def trained_by_hand(
@@ -66,8 +65,8 @@ def make(**arguments: Any) -> Model:
     return Model(**{"network": net, "loss_fn": CE, "optimizer": momentum(net), **arguments})
 
 
-def net_outputs(state: CallbackParameters) -> Any:
-    return state.net_outputs
+def outputs() -> AtStepEnd:
+    return AtStepEnd(lambda state: state.net_outputs)
 
 
 # Training
@@ -103,16 +102,11 @@ def test_without_a_criterion_the_network_gets_all_items_and_returns_the_loss(kin
 
 
 def test_what_was_frozen_is_frozen_again_when_training_goes_on() -> None:
-    trains: list[bool] = []
-
-    class Watcher(Callback):
-        def on_train_step_begin(self, run_context: RunContext) -> None:
-            trains.append(next(model.predict_network.parameters()).requires_grad)
-
+    trains = Noting("on_train_step_begin", lambda state: next(state.network.parameters()).requires_grad)
     model = make(boost_config_dict=freezing(3, kind=0, p=0.0))
     for _ in range(2):
-        model.train(1, batches(), Watcher())
-    assert trains == [False] * 8
+        model.train(1, batches(), trains)
+    assert trains.values == [False] * 8
 
 
 def test_training_called_again_goes_on_and_resumes_from_the_state_of_the_boosted_pair() -> None:
@@ -132,14 +126,9 @@ def test_training_called_again_goes_on_and_resumes_from_the_state_of_the_boosted
 
 def test_a_scheduler_on_the_optimizer_is_stepped_by_a_callback() -> None:
     ours, by_hand = network(), network()
-
-    class Decay(Callback):
-        def on_train_step_end(self, run_context: RunContext) -> None:
-            scheduler.step()
-
     model = Model(ours, CE, momentum(ours))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(model.optimizer, 0.5)
-    model.train(1, batches(), Decay())
+    model.train(1, batches(), Noting("on_train_step_end", lambda _: scheduler.step()))
     optimizer = momentum(by_hand)
     theirs = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     for x, y in batches():
@@ -154,20 +143,13 @@ def test_a_sampler_learns_which_epoch_it_is() -> None:
     x = torch.arange(12.0).reshape(12, 1)
     sampler = DistributedSampler(TensorDataset(x, x), num_replicas=2, rank=0, shuffle=True, seed=3)  # type: ignore[var-annotated]
     loader = DataLoader(TensorDataset(x, x), batch_size=3, sampler=sampler)
-    seen: list[list[float]] = []
-
-    class Watcher(Callback):
-        def on_train_epoch_begin(self, run_context: RunContext) -> None:
-            seen.append([])
-
-        def on_train_step_end(self, run_context: RunContext) -> None:
-            seen[-1] += run_context.original_args().train_dataset_element[0].flatten().tolist()
-
+    seen = AtStepEnd(lambda state: state.train_dataset_element[0].flatten().tolist())
     net = nn.Linear(1, 1)
-    Model(net, nn.MSELoss(), SGD(net.parameters(), lr=1e-4)).train(2, loader, Watcher())
+    Model(net, nn.MSELoss(), SGD(net.parameters(), lr=1e-4)).train(2, loader, seen)
     sampler.set_epoch(1)
-    assert seen[1] == [float(index) for index in sampler]
-    assert seen[0] != seen[1]
+    first, second = seen.values[:2], seen.values[2:]
+    assert list(itertools.chain(*second)) == [float(index) for index in sampler]
+    assert first != second
 
 
 @pytest.mark.long
@@ -186,21 +168,14 @@ def test_a_compiled_network_trains_as_the_plain_one_does() -> None:
 
 def test_freezing_at_level_o1_needs_an_optimizer_and_nothing_else() -> None:
     ours, theirs = network(), network()
-    frozen: list[int] = []
-    unmoved: list[bool] = []
-
-    class Watcher(Callback):
-        def on_train_step_begin(self, run_context: RunContext) -> None:
-            self.before = ours[0].weight.detach().clone()
-
-        def on_train_step_end(self, run_context: RunContext) -> None:
-            outcome = run_context.original_args().outcome
-            frozen.append(outcome.frozen_groups)
-            unmoved.append(torch.equal(self.before, ours[0].weight))
-
+    frozen = AtStepEnd(lambda state: state.outcome.frozen_groups)
+    weights = [
+        Noting(f"on_train_step_{moment}", lambda _: ours[0].weight.detach().clone()) for moment in ("begin", "end")
+    ]
     model = Model(ours, CE, momentum(ours), boost_level="O1", boost_config_dict=FREEZING)
-    model.train(3, batches(), Watcher())
-    assert unmoved == [n > 0 for n in frozen]
+    model.train(3, batches(), [frozen, *weights])
+    unmoved = list(map(torch.equal, weights[0].values, weights[1].values))
+    assert unmoved == [n > 0 for n in frozen.values]
     assert {True, False} == set(unmoved)
     boosted = apply(FREEZING, theirs, momentum(theirs), level="O1")
     for x, y in batches() * 3:
@@ -237,7 +212,7 @@ def test_an_evaluation_network_of_its_own_is_prepared_as_the_network_was() -> No
 
 
 def test_float16_with_a_dynamic_scale_has_the_bits_of_torchs_gradient_scaler() -> None:
-    ours, theirs, steps = network(), network(), AtStepEnd(net_outputs)
+    ours, theirs, steps = network(), network(), outputs()
     manager = DynamicLossScaleManager(init_loss_scale=2.0**24, scale_factor=2, scale_window=3)
     model = Model(ours, CE, momentum(ours), amp_level="O2", loss_scale_manager=manager)
     model.train(8, batches(), steps)
@@ -260,31 +235,29 @@ def test_float16_with_a_dynamic_scale_has_the_bits_of_torchs_gradient_scaler() -
 
 @pytest.mark.parametrize("drop", [True, False])
 def test_an_overflow_is_dropped_or_applied_as_the_manager_says(drop: bool) -> None:
-    net, steps = network(), AtStepEnd(net_outputs)
+    net, steps = network(), outputs()
     before = copy.deepcopy(net)
     manager = FixedLossScaleManager(2.0**127, drop_overflow_update=drop)
-    model = Model(net, nn.MSELoss(), momentum(net), loss_scale_manager=manager)
-    model.train(1, [(torch.randn(8, 4), torch.full((8, 3), 1e3))], steps)
+    Model(net, nn.MSELoss(), momentum(net), loss_scale_manager=manager).train(
+        1, [(torch.randn(8, 4), torch.full((8, 3), 1e3))], steps
+    )
     if drop:
         assert bool(steps.values[0].overflow)
         assert_same_bits(net, before)
     else:
-        assert not all(bool(torch.isfinite(value).all()) for value in net.parameters())
+        assert not all(value.isfinite().all() for value in net.parameters())
 
 
 def test_the_configuration_of_the_scale_gives_way_to_the_manager() -> None:
-    net = network()
     config = {"loss_scale": {"kind": "fixed", "init": 8.0}}
-    given = {"optimizer": momentum(net), "boost_config_dict": config}
-    assert Model(net, nn.MSELoss(), **given).boosted.loss_scale.item() == 8.0  # type: ignore[arg-type, union-attr]
-    manager = DynamicLossScaleManager(64.0)
-    model = Model(net, nn.MSELoss(), loss_scale_manager=manager, **given)  # type: ignore[arg-type]
+    assert make(boost_config_dict=config).boosted.loss_scale.item() == 8.0
+    model = make(loss_scale_manager=DynamicLossScaleManager(64.0), boost_config_dict=config)
     assert model.boosted.loss_scale.item() == 64.0
     assert model.boosted.loss_scaling.adapts
 
 
 def test_group_scales_come_from_their_manager_and_are_divided_out() -> None:
-    ours, by_hand, steps = network(), network(), AtStepEnd(net_outputs)
+    ours, by_hand, steps = network(), network(), outputs()
     manager = GroupLossScaleManager([4096.0, 16.0], [["0", "2"], ["30"]], growth_window=100)
     config = {"boost": {"mode": "manual", "loss_scale_group": True, "less_bn": False, "grad_freeze": False}}
     model = Model(ours, CE, momentum(ours), boost_level="O1", loss_scale_manager=manager, boost_config_dict=config)
@@ -296,12 +269,11 @@ def test_group_scales_come_from_their_manager_and_are_divided_out() -> None:
 
 
 def test_group_scales_without_a_manager_are_found() -> None:
-    net, steps = network(), AtStepEnd(net_outputs)
     config = {"boost": {"mode": "manual", "loss_scale_group": True}, "loss_scale": {"groups": 2}}
-    model = Model(net, CE, momentum(net), amp_level="O2", boost_config_dict=config)
+    model = make(amp_level="O2", boost_config_dict=config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this little network may well need one group only
-        model.train(1, batches(), steps)
+        model.train(1, batches())
     assert model.boosted.loss_scaling.group_scales is not None
 
 
@@ -470,16 +442,11 @@ def test_prediction_is_in_evaluation_mode_and_without_gradients() -> None:
 
 
 def test_fit_hands_its_results_to_callbacks_in_the_epochs_that_are_due() -> None:
-    seen: list[dict[str, float]] = []
-
-    class Watcher(Callback):
-        def on_train_epoch_end(self, run_context: RunContext) -> None:
-            seen.append(dict(run_context.original_args().eval_results))
-
+    seen = Noting("on_train_epoch_end", lambda state: dict(state.eval_results))
     model = make(metrics={"loss"})
-    model.fit(4, batches(), batches(), valid_frequency=[1, 4], callbacks=Watcher())
-    assert [bool(found) for found in seen] == [True, False, False, True]
-    assert seen[-1] == model.eval(batches())
+    model.fit(4, batches(), batches(), valid_frequency=[1, 4], callbacks=seen)
+    assert [bool(found) for found in seen.values] == [True, False, False, True]
+    assert seen.values[-1] == model.eval(batches())
 
 
 # Wrong input
@@ -491,16 +458,10 @@ class Lengthless(IterableDataset[Any]):
 
 
 def test_a_dataset_needs_no_length() -> None:
-    lengths: list[int | None] = []
-
-    class Watcher(Callback):
-        def on_train_begin(self, run_context: RunContext) -> None:
-            lengths.append(run_context.original_args().batch_num)
-
-    model = make()
-    model.train(1, DataLoader(Lengthless(), batch_size=None), Watcher())
-    model.train(1, batches(), Watcher())
-    assert lengths == [None, 4]
+    model, lengths = make(), Noting("on_train_begin", lambda state: state.batch_num)
+    model.train(1, DataLoader(Lengthless(), batch_size=None), lengths)
+    model.train(1, batches(), lengths)
+    assert lengths.values == [None, 4]
 
 
 @pytest.mark.parametrize(
@@ -555,6 +516,10 @@ def test_an_argument_that_makes_no_sense_is_named(
 X, Y = batches()[0]
 
 
+def judged_by(order: str, *metrics: str, **arguments: Any) -> Callable[[], Any]:
+    return lambda: make(metrics=set(metrics), eval_network=Judge(network(), order), **arguments).eval(batches())
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -590,24 +555,14 @@ X, Y = batches()[0]
             "`valid_frequency` must be a number of epochs",
         ),
         (
-            lambda: make(metrics={"acc"}, eval_network=Judge(network(), "loss")).eval(batches()),
+            judged_by("loss", "acc"),
             ValueError,
-            "metric 'acc' needs a prediction and a label, but `eval_network` returned a loss only",
+            "metric 'acc' needs a prediction and a label, but `eval_network` returned a",
         ),
+        (judged_by("pred label", "loss"), ValueError, "metric 'loss' needs a loss, got none"),
+        (judged_by("loss pred label more", "acc"), ValueError, "`eval_network` returned 4 outputs; say with `eval_ind"),
         (
-            lambda: make(metrics={"loss"}, eval_network=Judge(network(), "pred label")).eval(batches()),
-            ValueError,
-            "metric 'loss' needs a loss, got none",
-        ),
-        (
-            lambda: make(metrics={"acc"}, eval_network=Judge(network(), "loss pred label more")).eval(batches()),
-            ValueError,
-            "`eval_network` returned 4 outputs; say with `eval_indexes`",
-        ),
-        (
-            lambda: make(
-                metrics={"acc"}, eval_network=Judge(network(), "loss pred label"), eval_indexes=[0, 1, 3]
-            ).eval(batches()),
+            judged_by("loss pred label", "acc", eval_indexes=[0, 1, 3]),
             ValueError,
             "`eval_indexes` must be positions in the 3 outputs",
         ),

@@ -13,7 +13,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tests.kit.callbacks import AtStepEnd
+from tests.kit.callbacks import AtStepEnd, StopAt
 from tests.kit.chains import assert_same_bits, chain
 from tests.training.test_resuming import CONFIGS, NOTHING
 from workbench.mindspore.callbacks import Callback, RunContext, loss_of
@@ -86,26 +86,12 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
-class At(Callback):
-    """Stops, or ends with an error, after a step."""
+class DieAt(StopAt):
+    """Ends with an error after a step."""
 
-    def __init__(self, step: int, *, dies: bool) -> None:
-        self.step, self.dies = step, dies
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        if run_context.original_args().cur_step_num != self.step:
-            return
-        if self.dies:
+    def step_end(self, run_context: RunContext) -> None:
+        if run_context.original_args().cur_step_num == self.step:
             raise KilledError
-        run_context.request_stop()
-
-
-def stop_at(step: int) -> Callback:
-    return At(step, dies=False)
-
-
-def die_at(step: int) -> Callback:
-    return At(step, dies=True)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +107,7 @@ def test_a_stopped_fit_goes_on_with_the_same_bits(name: str, data: Any, tmp_path
     wanted = fit(CONFIGS[name], data(), whole)
     n_steps = len(whole.losses)
     for step in (2, n_steps // 2, n_steps - 1):  # in the first epoch, near the middle, in the last one
-        fit(CONFIGS[name], data(), cut, stop_at(step), resume=tmp_path)
+        fit(CONFIGS[name], data(), cut, StopAt(step), resume=tmp_path)
     torch.manual_seed(99)
     found = fit(CONFIGS[name], data(), cut, resume=tmp_path)
     assert cut.losses == whole.losses
@@ -133,7 +119,7 @@ def test_a_stopped_fit_goes_on_with_the_same_bits(name: str, data: Any, tmp_path
 def test_checkpoints_of_earlier_versions_kept_the_generators_elsewhere(name: str, data: Any, tmp_path: Path) -> None:
     whole, cut = Seen(), Seen()
     wanted = fit(CONFIGS[name], data(), whole)
-    fit(CONFIGS[name], data(), cut, stop_at(len(whole.losses) // 2), resume=tmp_path)
+    fit(CONFIGS[name], data(), cut, StopAt(len(whole.losses) // 2), resume=tmp_path)
     (path,) = tmp_path.glob("checkpoint-*.pt")
     state = torch.load(path, weights_only=True)
     begun = state["boosted"].pop("data")
@@ -150,7 +136,7 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(died_at: int, tmp_pa
     whole, first, second = Seen(), Seen(), Seen()
     wanted = fit(NOTHING, shuffled(), whole)
     with pytest.raises(KilledError):
-        fit(NOTHING, shuffled(), first, die_at(died_at), resume=CheckpointFolder(tmp_path, 4))
+        fit(NOTHING, shuffled(), first, DieAt(died_at), resume=CheckpointFolder(tmp_path, 4))
     found = fit(NOTHING, shuffled(), second, resume=CheckpointFolder(tmp_path, 4))
     assert 1 < min(second.losses) <= died_at, "a slow disk may leave the last checkpoint out"
     assert {**first.losses, **second.losses} == whole.losses
@@ -191,25 +177,25 @@ def test_scale_manager_scheduler_and_criterion_go_on_too(tmp_path: Path) -> None
         return network, float(criterion.scale.detach()), float(model.boosted.loss_scale)
 
     wanted = train(tmp_path / "whole")
-    train(tmp_path / "cut", stop_at(7))
+    train(tmp_path / "cut", StopAt(7))
     found = train(tmp_path / "cut")
     assert found[1:] == wanted[1:]
     assert_same_bits(found[0], wanted[0])
 
 
 def test_another_training_s_checkpoints_are_refused(tmp_path: Path) -> None:
-    fit(NOTHING, shuffled(), Seen(), stop_at(3), resume=tmp_path)
+    fit(NOTHING, shuffled(), Seen(), StopAt(3), resume=tmp_path)
     with pytest.raises(ResumeError, match="belong to a run with another `config`"):
         fit(CONFIGS["accumulation"], shuffled(), Seen(), resume=tmp_path)
     with pytest.raises(ResumeError, match="another `batches`: it was 8, and is 4"):
         fit(NOTHING, listed()[:4], Seen(), resume=tmp_path)
-    model, _ = new_model(NOTHING)
-    wide = chain(16, n_out=3, seed=0)
-    wide_net, sgd = nn.Sequential(nn.Dropout(0.2), wide), SGD(wide.parameters(), lr=0.1)
-    wide_model = Model(wide_net, nn.CrossEntropyLoss(), sgd, boost_level="O1", boost_config_dict=NOTHING)
-    fit(NOTHING, shuffled(), Seen(), stop_at(3), resume=tmp_path / "plain")
+    wide = nn.Sequential(nn.Dropout(0.2), chain(16, n_out=3, seed=0))
+    sgd = SGD(wide.parameters(), lr=0.1)
+    other = Model(wide, nn.CrossEntropyLoss(), sgd, boost_level="O1", boost_config_dict=NOTHING)
+    fit(NOTHING, shuffled(), Seen(), StopAt(3), resume=tmp_path / "plain")
     with pytest.raises(ResumeError, match="do not fit this network and optimizer"):
-        wide_model.train(1, shuffled(), resume=tmp_path / "plain")
+        other.train(1, shuffled(), resume=tmp_path / "plain")
+    model, _ = new_model(NOTHING)
     with pytest.raises(ValueError, match="`checkpoint_every` needs a folder"):
         model.train(1, shuffled(), checkpoint_every=3)
     with pytest.raises(ValueError, match="which says it itself"):
