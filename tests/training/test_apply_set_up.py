@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 
 import workbench
+from tests.kit import tasks
+from tests.kit.callbacks import Noting
 from tests.kit.runs import train_and_watch
 from tests.kit.twins import assert_same, through_file
 from workbench.config import BoostConfig
@@ -44,9 +47,7 @@ class Net(nn.Module):
 
 
 def images(n: int = N_BATCHES) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(n, 8, 1, 16, 16, generator=generator)
-    return [(x, (x.mean((1, 2, 3)) > 0).long()) for x in drawn]
+    return tasks.images(n)
 
 
 def sgd(parameters: Any) -> Optimizer:
@@ -58,16 +59,8 @@ def cosine(optimizer: Optimizer, updates: int) -> LRScheduler:
 
 
 def task() -> Task:
-    return Task(
-        name="images",
-        model=Net,
-        loss=nn.CrossEntropyLoss(),
-        optimizer=lambda named: sgd([p for _, p in named]),
-        train=images(),
-        evaluate=images(3),
-        metric="loss",
-        scheduler=cosine,
-        data_hash="images",
+    return tasks.task_of(
+        Net, images(), optimizer=lambda named: sgd([p for _, p in named]), evaluate=images(3), scheduler=cosine
     )
 
 
@@ -125,46 +118,24 @@ def test_a_loop_of_ones_own_trains_as_the_command_does_bit_for_bit(name: str) ->
 
 @pytest.mark.parametrize("name", [name for name in SET_UPS if "task's" not in name and name != "with boost methods"])
 def test_model_trains_and_evaluates_the_same_set_up(name: str) -> None:
-    unscheduled = Task(**{**{f: getattr(task(), f) for f in task().__dataclass_fields__}, "scheduler": None})
+    unscheduled = dataclasses.replace(task(), scheduler=None)
     trained = workbench.train(unscheduled, BoostConfig.from_dict(SET_UPS[name]), level="O0", steps=TOTAL, out=None)
     seed_everything(0)
-    network = Net()
-    epochs: list[int] = []
-    model = Model(
-        network,
-        nn.CrossEntropyLoss(),
-        sgd(network.parameters()),
-        metrics={"loss"},
-        boost_level="O0",
-        boost_config_dict=SET_UPS[name],
-    )
-    model.fit(EPOCHS, images(), images(3), callbacks=_Epochs(epochs))
+    network, epochs = Net(), Noting("on_train_epoch_end", lambda state: state.cur_epoch_num)
+    options = {"metrics": {"loss"}, "boost_level": "O0", "boost_config_dict": SET_UPS[name]}
+    model = Model(network, nn.CrossEntropyLoss(), sgd(network.parameters()), **options)
+    model.fit(EPOCHS, images(), images(3), callbacks=epochs)
     assert model.boosted.step_index == trained.steps
     assert model.eval(images(3))["loss"] == pytest.approx(trained.metric, rel=1e-6)
     share = SET_UPS[name].get("schedule", {}).get("length", 1.0)
-    assert epochs == list(range(1, round(EPOCHS * share) + 1))
-
-
-class _Epochs(workbench.mindspore.callbacks.Callback):  # type: ignore[misc, name-defined]
-    def __init__(self, seen: list[int]) -> None:
-        self.seen = seen
-
-    def on_train_epoch_end(self, run_context: Any) -> None:
-        self.seen.append(run_context.original_args().cur_epoch_num)
+    assert epochs.values == list(range(1, round(EPOCHS * share) + 1))
 
 
 def test_model_needs_a_length_where_the_configuration_changes_it() -> None:
-    network = Net()
-    model = Model(
-        network, nn.CrossEntropyLoss(), sgd(network.parameters()), boost_config_dict={"schedule": {"length": 0.5}}
-    )
-
-    class Unsized:
-        def __iter__(self) -> Iterator[Any]:
-            return iter(images())
-
+    network, shorter = Net(), {"schedule": {"length": 0.5}}
+    model = Model(network, nn.CrossEntropyLoss(), sgd(network.parameters()), boost_config_dict=shorter)
     with pytest.raises(ValueError, match="give `train_dataset` a length"):
-        model.train(2, Unsized())
+        model.train(2, (batch for batch in images()))
 
 
 # How long a run is
@@ -173,6 +144,14 @@ def test_model_needs_a_length_where_the_configuration_changes_it() -> None:
 def plain(config: dict[str, Any], total_steps: int | None = None, **options: Any) -> Boosted:
     model = Net()
     return apply(config, model, sgd(model.parameters()), total_steps, level="O0", **options)
+
+
+def trained(boosted: Boosted, n: int = N_BATCHES) -> Boosted:
+    """Train on the first batches of the loader itself."""
+    for x, y in images()[:n]:
+        boosted.backward(F.cross_entropy(boosted.model(x), y))
+        boosted.step()
+    return boosted
 
 
 def test_epochs_and_total_steps_must_agree() -> None:
@@ -198,22 +177,15 @@ def test_a_loader_that_ends_early_or_at_once_is_told_of() -> None:
 
 def test_a_schedule_without_a_length_ends_at_the_first_update_with_the_way_out() -> None:
     boosted = plain({**OFF, "schedule": {"shape": "linear"}})
-    x, y = images()[0]
-    boosted.backward(F.cross_entropy(boosted.model(x), y))
     with pytest.raises(RuntimeError, match=r"give apply\(\) `total_steps`, or take the batches from boosted"):
-        boosted.step()
+        trained(boosted, 1)
 
 
 def test_a_loop_that_runs_past_the_schedules_end_is_warned_once() -> None:
     boosted = plain({**OFF, "schedule": {"length": 0.5}}, 8, scheduler=cosine)
 
-    def train_on_the_loader_itself() -> None:
-        for x, y in images():
-            boosted.backward(F.cross_entropy(boosted.model(x), y))
-            boosted.step()
-
     with pytest.warns(UserWarning, match="the schedule has come to its end after 4 updates") as told:
-        train_on_the_loader_itself()
+        trained(boosted)
     assert len(told) == 1
 
 
@@ -294,10 +266,8 @@ def test_a_named_optimizer_takes_over_groups_rates_and_what_is_trained() -> None
     assert (found[id(model.head.weight)]["lr"], found[id(model.head.weight)]["weight_decay"]) == (0.6, 0.1)
     assert (found[id(model.norm.bias)]["lr"], found[id(model.norm.bias)]["weight_decay"]) == (0.3, 0.0)
     assert all(group["momentum"] == 0.9 for group in boosted.optimizer.param_groups)
-    x, y = images()[0]
     before = copy.deepcopy(model.state_dict())
-    boosted.backward(F.cross_entropy(boosted.model(x), y))
-    boosted.step()
+    trained(boosted, 1)
     after = model.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name]) and "running" not in name}
     assert moved == {"head.weight", "head.bias", "norm.weight", "norm.bias", "norm.num_batches_tracked"}
@@ -327,10 +297,7 @@ def test_every_optimizer_takes_over_groups_and_trains_what_a_criterion_brings(na
 def test_rates_that_all_stand_in_the_groups_keep_their_ratios() -> None:
     """What torch takes for a rate that nobody gave is the measure of nothing."""
     model = Net()
-    groups = [
-        {"params": [model.conv.weight], "lr": 0.1},
-        {"params": [model.head.weight, model.head.bias], "lr": 0.05},
-    ]
+    groups = [{"params": [model.conv.weight], "lr": 0.1}, {"params": list(model.head.parameters()), "lr": 0.05}]
     boosted = apply({**OFF, "optimizer": {"name": "AdamW", "lr": 0.002}}, model, SGD(groups), level="O0")
     assert [group["lr"] for group in boosted.optimizer.param_groups] == pytest.approx([0.002, 0.001])
 
@@ -437,20 +404,17 @@ def test_an_optimizer_that_averages_evaluates_its_average_with_statistics_of_its
     torch.manual_seed(0)
     model = Net()
     optimizer = Averaging(model.parameters(), lr=0.1)
-    boosted = apply(OFF, model, optimizer, level="O0")
-    for x, y in images():
-        boosted.backward(F.cross_entropy(boosted.model(x), y))
-        boosted.step()
-    trained = {name: value.clone() for name, value in model.state_dict().items()}
+    boosted = trained(apply(OFF, model, optimizer, level="O0"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     with boosted.evaluating():
         assert model.training
-        assert torch.equal(model.head.weight, trained["head.weight"] * 3)
+        assert torch.equal(model.head.weight, before["head.weight"] * 3)
         inputs = model.conv(torch.cat([x for x, _ in images()]))  # of equal batches, so that means may be averaged
         torch.testing.assert_close(model.norm.running_mean, inputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
         assert int(model.norm.num_batches_tracked) == 8
         assert model.norm.momentum == 0.1
     assert optimizer.modes == ["eval", "train"]
-    assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.training
 
 
@@ -477,10 +441,7 @@ def variance_used(boosted: Boosted) -> Tensor:
 
 
 def test_a_resumed_training_evaluates_its_average_with_the_same_statistics() -> None:
-    whole, resumed, from_earlier = averaging(), averaging(), averaging()
-    for x, y in images():
-        whole.backward(F.cross_entropy(whole.model(x), y))
-        whole.step()
+    whole, resumed, from_earlier = trained(averaging()), averaging(), averaging()
     state = through_file(whole.state_dict())
     resumed.load_state_dict(state)
     assert torch.equal(variance_used(resumed), variance_used(whole))

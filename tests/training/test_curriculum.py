@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import workbench
 from tests.config.config_strategies import repeatable
+from tests.kit.tasks import images, task_of
 from workbench.config import BoostConfig
 from workbench.methods.curriculum.method import (
     accepted_sizes,
@@ -120,12 +121,6 @@ class Fixed(nn.Module):
         return self.head(self.dropout(self.norm(self.conv(x))).mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def images(n: int = 6, size: int = 16) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(n, 8, 1, size, size, generator=generator)
-    return [(x, (x.mean((1, 2, 3)) > 0).long()) for x in drawn]
-
-
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
@@ -136,14 +131,14 @@ def test_sizes_are_tried_without_a_trace() -> None:
     before = {name: value.clone() for name, value in network.state_dict().items()}
     network.norm.eval()
     drawn = torch.get_rng_state()
-    found = accepted_sizes(cross_entropy, network, images()[0], "resolution", [0.25, 0.5, 0.75, 1.0])
+    found = accepted_sizes(cross_entropy, network, images(6)[0], "resolution", [0.25, 0.5, 0.75, 1.0])
     assert found == [0.5, 1.0]
     assert torch.equal(torch.get_rng_state(), drawn)
     assert network.training
     assert not network.norm.training
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
-    reason = why_not_smaller(cross_entropy, network, images()[0], "resolution", [0.5, 0.75])
+    reason = why_not_smaller(cross_entropy, network, images(6)[0], "resolution", [0.5, 0.75])
     assert reason == "the loss can be computed with inputs of 8 x 8, 16 x 16, but not of 12 x 12"
 
 
@@ -181,8 +176,8 @@ def test_two_samples_are_tried_and_the_whole_batch_where_they_have_no_loss(fewes
             raise ValueError("this loss compares samples")
         return cross_entropy(model, batch)
 
-    assert why_not_smaller(loss, Fixed(multiple=8), images()[0], "resolution", [0.5]) == ""
-    assert seen == ([2, 2] if fewest == 1 else [2, 2, len(images()[0][1]), len(images()[0][1])])
+    assert why_not_smaller(loss, Fixed(multiple=8), images(6)[0], "resolution", [0.5]) == ""
+    assert seen == ([2, 2] if fewest == 1 else [2, 2, len(images(6)[0][1]), len(images(6)[0][1])])
 
 
 def task(multiple: int, seen: list[Any] | None = None) -> Task:
@@ -191,16 +186,7 @@ def task(multiple: int, seen: list[Any] | None = None) -> Task:
             seen.append((model.training, batch[0].shape[2]))
         return cross_entropy(model, batch)
 
-    return Task(
-        name="images",
-        model=lambda: Fixed(multiple=multiple),
-        loss=loss,
-        optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
-        train=images(),
-        evaluate=images(2),
-        metric="loss",
-        data_hash="images",
-    )
+    return task_of(lambda: Fixed(multiple=multiple), images(6), loss=loss, evaluate=images(2))
 
 
 GROWING = BoostConfig.from_dict(
@@ -220,9 +206,7 @@ def test_a_run_trains_on_growing_inputs_and_evaluates_at_full_size() -> None:
 
 def test_a_network_of_one_size_trains_at_full_size_and_says_so() -> None:
     seen: list[tuple[bool, int]] = []
-    with pytest.warns(
-        UserWarning, match=r"curriculum is not in effect because the loss can be computed with inputs of 16"
-    ):
+    with pytest.warns(UserWarning, match="curriculum is not in effect because the loss can be computed with inputs of"):
         result = workbench.train(task(0, seen), GROWING, level="O0", steps=4, out=None)
     assert result.plan.in_effect() == ()
     assert {size for training, size in seen if training} == {16}

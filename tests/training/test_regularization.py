@@ -15,11 +15,11 @@ from torch.optim import SGD
 
 import workbench
 from tests.kit.runs import train_and_watch
+from tests.kit.tasks import task_of
 from tests.kit.twins import assert_same, through_file
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig
 from workbench.methods.regularization.method import decay_at, smoothed, why_no_smoothing
-from workbench.tasks import Task
 from workbench.training import Boosted, apply
 
 EMA = {"boost": {"mode": "disable_all"}, "regularization": {"weight_average": "ema", "decay": 0.5}}
@@ -102,25 +102,12 @@ def test_smoothing_is_torchs_own_and_leaves_the_given_criterion_as_it_is(form: s
     assert not torch.equal(before, wanted)
 
 
-def task(loss: Any = None, metric: str = "loss", **others: Any) -> Task:
-    return Task(
-        name="points",
-        model=network,
-        loss=loss or nn.CrossEntropyLoss(),
-        optimizer=lambda named: SGD([p for _, p in named], lr=0.1, fused=True),
-        train=batches(),
-        evaluate=batches(3),
-        metric=metric,
-        data_hash="points",
-        **others,
-    )
-
-
 def test_training_sees_smoothed_labels_and_the_evaluation_does_not() -> None:
-    smooth, steps = train_and_watch(task(), BoostConfig.from_dict(SMOOTH), steps=40)
-    model = network()
+    smooth, steps = train_and_watch(
+        task_of(network, batches(), evaluate=batches(3)), BoostConfig.from_dict(SMOOTH), steps=40
+    )
+    model, by_hand = network(), []
     optimizer = SGD(model.parameters(), lr=0.1, fused=True)
-    by_hand = []
     for x, y in batches() * 5:
         loss = F.cross_entropy(model(x), y, label_smoothing=0.2)
         optimizer.zero_grad()
@@ -138,8 +125,9 @@ def test_a_loss_of_model_and_batch_keeps_its_labels_and_says_so() -> None:
     def own(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])
 
+    task = task_of(network, batches(), loss=own)
     with pytest.warns(UserWarning, match=r"section regularization is not in effect because the loss is a function"):
-        result = workbench.train(task(own), BoostConfig.from_dict(SMOOTH), level="O0", steps=4, out=None)
+        result = workbench.train(task, BoostConfig.from_dict(SMOOTH), level="O0", steps=4, out=None)
     assert result.plan.in_effect() == ()
 
 
@@ -267,7 +255,7 @@ def test_before_the_first_update_the_weights_themselves_are_evaluated() -> None:
     boosted = boosted_with(EMA, model)
     before = state(model)
     with boosted.evaluating():
-        assert all(torch.equal(one, other) for one, other in zip(state(model), before, strict=True))
+        assert all(map(torch.equal, state(model), before))
 
 
 def test_what_is_left_in_the_model_stays_until_training_goes_on_even_from_a_file() -> None:
@@ -318,17 +306,15 @@ def test_the_average_makes_no_host_wait_for_an_accelerators_flag() -> None:
     with forbid_host_reads():
         twins[0].after_update(window(1.0))
         twins[1].after_update(window(0.0))
-    for skipped, moved, value in zip(
-        twins[0].state_dict()["averages"], twins[1].state_dict()["averages"], model.parameters(), strict=False
-    ):
+    averages = [twin.state_dict()["averages"] for twin in twins]
+    for skipped, moved, value in zip(*averages, model.parameters(), strict=False):
         torch.testing.assert_close(skipped, value - 1.0)
         torch.testing.assert_close(moved, value - decay_at(0, 0.5))
 
 
 def test_half_precision_weights_are_averaged_in_float32() -> None:
-    slow = {"boost": {"mode": "disable_all"}, "regularization": {"weight_average": "ema", "decay": 0.999}}
     model = nn.Linear(4, 2).to(torch.bfloat16)
-    boosted = apply(slow, model, SGD(model.parameters(), lr=1e-2), level="O0")
+    boosted = apply(EMA, model, SGD(model.parameters(), lr=1e-2), level="O0")
     for _ in range(3):
         loss = boosted.model(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum()
         boosted.backward(loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import workbench
 from tests.kit.runs import train_and_watch
+from tests.kit.tasks import task_of
 from workbench.config import BoostConfig
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.registry import METHODS
@@ -34,6 +36,9 @@ def config(**runtime: Any) -> BoostConfig:
     return BoostConfig.from_dict({"boost": {"mode": "disable_all"}, "runtime": runtime})
 
 
+CHANNELS_LAST = config(memory_format="channels_last")
+
+
 def net() -> ResNet:
     """Return a residual network of two blocks for images of three channels."""
     made = ResNet((16, 16), 1)
@@ -41,27 +46,26 @@ def net() -> ResNet:
     return made
 
 
-def image_task(seen: list[Any] | None = None) -> Task:
+def image_task(look: Callable[[nn.Module, Tensor], object] = lambda model, images: None) -> Task:
+    """Return a task that shows each model and images whose loss it computes."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(48, 3, 6, 6, generator=generator)
     targets = (images.mean((1, 2, 3)) > 0).long()
     batches = [(images[i : i + 12], targets[i : i + 12]) for i in range(0, 48, 12)]
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        if seen is not None:
-            seen.append((model, batch[0]))
+        look(model, batch[0])
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    return Task(
-        name="images",
-        model=net,
-        loss=loss,
-        optimizer=lambda named: SGD([p for _, p in named], lr=0.1, momentum=0.9, fused=True),
-        train=batches,
-        evaluate=batches[:1],
-        metric="accuracy",
-        data_hash="images",
-    )
+    return task_of(net, batches, momentum=0.9, loss=loss, evaluate=batches[:1], metric="accuracy")
+
+
+def losses_of(task: Task, asked: BoostConfig | None = None, seed: int = 0, **options: Any) -> list[float]:
+    return first_losses(task, asked or config(), "O0", seed, CPU, **options)
+
+
+def gradient_of(task: Task, asked: BoostConfig | None = None, **options: Any) -> Tensor:
+    return first_gradient(task, asked or config(), "O0", 0, CPU, **options)
 
 
 def settings() -> tuple[Any, ...]:
@@ -85,13 +89,8 @@ def test_settings_of_the_process_hold_during_a_run_and_are_put_back_even_after_a
 
 def test_a_run_trains_on_the_threads_it_is_told_to() -> None:
     found: list[int] = []
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        found.append(torch.get_num_threads())
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
     before = torch.get_num_threads()
-    task = replace(image_task(), loss=loss)
+    task = image_task(lambda *_: found.append(torch.get_num_threads()))
     workbench.train(task, config(threads=before + 2), level="O0", steps=3, out=None)
     assert found == [before + 2] * 3
     assert torch.get_num_threads() == before
@@ -99,15 +98,10 @@ def test_a_run_trains_on_the_threads_it_is_told_to() -> None:
 
 def test_each_block_of_a_measurement_runs_under_its_sides_settings() -> None:
     found: list[int] = []
-
-    def note() -> None:
-        found.append(torch.get_num_threads())
-
     before = torch.get_num_threads()
-    sides = [
-        TimedSide(image_task(), one, "O0", device=CPU, seed=0, at_least=2, before_window=note)
-        for one in (config(), config(threads=before + 1))
-    ]
+    options: dict[str, Any] = {"device": CPU, "seed": 0, "at_least": 2}
+    options["before_window"] = lambda: found.append(torch.get_num_threads())
+    sides = [TimedSide(image_task(), one, "O0", **options) for one in (config(), config(threads=before + 1))]
     for side in (*sides, *sides):
         side.block()
     assert found == [before] * 2 + [before + 1] * 2 + [before] * 2 + [before + 1] * 2
@@ -120,19 +114,18 @@ def test_each_block_of_a_measurement_runs_under_its_sides_settings() -> None:
 
 def test_channels_last_reaches_weights_and_images_and_changes_rounding_only() -> None:
     seen: list[Any] = []
-    asked = config(memory_format="channels_last")
-    losses = first_losses(image_task(seen), asked, "O0", 0, CPU)
+    losses = losses_of(image_task(lambda *given: seen.append(given)), CHANNELS_LAST)
     model, images = seen[-1]
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in model.parameters() if p.ndim == 4)
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert not images.is_contiguous()
-    assert agrees(losses, first_losses(image_task(), config(), "O0", 0, CPU), "float32") == ""
+    assert agrees(losses, losses_of(image_task()), "float32") == ""
 
 
-def assert_same_training(plain: BoostConfig, other: BoostConfig) -> None:
+def assert_same_training_in_channels_last(plain: BoostConfig) -> None:
     """Compare a few steps; along them rounding grows."""
-    wanted, found = (told(one) for one in (plain, other))
-    assert found == pytest.approx(wanted, rel=1e-2)
+    other = plain.with_values({"runtime.memory_format": "channels_last"})
+    assert told(other) == pytest.approx(told(plain), rel=1e-2)
 
 
 def told(asked: BoostConfig, **options: Any) -> list[float]:
@@ -149,15 +142,13 @@ def test_channels_last_goes_with_every_method(row: Any, tmp_path: Path) -> None:
         np.save(tmp_path / "pca.npy", matrix.double().numpy())
         values |= {"dim_reduce.n_components": 3, "dim_reduce.pca_mat_path": str(tmp_path / "pca.npy")}
     plain = BoostConfig().with_values(values | {"runtime.memory_format": "contiguous"})
-    other = plain.with_values({"runtime.memory_format": "channels_last"})
-    assert_same_training(plain, other)
+    assert_same_training_in_channels_last(plain)
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "thor", "adam_offload"])
 def test_channels_last_goes_with_every_optimizer(optimizer: str) -> None:
     plain = BoostConfig.from_dict({"boost": {"mode": "disable_all"}, "optimizer": {"name": optimizer, "lr": 0.01}})
-    other = plain.with_values({"runtime.memory_format": "channels_last"})
-    assert_same_training(plain, other)
+    assert_same_training_in_channels_last(plain)
 
 
 def test_a_loop_of_ones_own_trains_under_the_settings_from_resident_batches() -> None:
@@ -279,7 +270,7 @@ def test_a_baseline_s_first_numbers_are_computed_once_for_all_that_is_compared_w
         return made[-1]
 
     experimenter = TaskExperimenter(replace(given, model=model), CPU, tmp_path / "runs")
-    plain, other = (config(), "O0"), (config(memory_format="channels_last"), "O0")
+    plain, other = (config(), "O0"), (CHANNELS_LAST, "O0")
     jobs = [AgreementJob(plain, other, seed) for seed in (0, 0, 1)]
     counts = []
     for job in jobs:
@@ -293,15 +284,15 @@ def test_first_losses_leave_the_generators_alone_and_begin_as_a_run_does() -> No
     trained = told(config(), seed=3)
     torch.manual_seed(7)
     state = torch.get_rng_state()
-    found = first_losses(image_task(), config(), "O0", 3, CPU, 5)
+    found = losses_of(image_task(), seed=3, n=5)
     assert found[0] == trained[0]
     assert found[0] == found[4], "the same batch at the same weights, an epoch later"
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_gradients_tell_a_mistake_that_losses_do_not_show() -> None:
-    wanted = first_gradient(image_task(), config(), "O0", 0, CPU)
-    assert gradient_agrees(first_gradient(image_task(), config(threads=2), "O0", 0, CPU), wanted, "float32") == ""
+    wanted = gradient_of(image_task())
+    assert gradient_agrees(gradient_of(image_task(), config(threads=2)), wanted, "float32") == ""
 
     def lying() -> nn.Module:
         made = net()
@@ -309,8 +300,8 @@ def test_gradients_tell_a_mistake_that_losses_do_not_show() -> None:
         return made
 
     wrong = replace(image_task(), model=lying)
-    assert first_losses(wrong, config(), "O0", 0, CPU) == first_losses(image_task(), config(), "O0", 0, CPU)
-    said = gradient_agrees(first_gradient(wrong, config(), "O0", 0, CPU), wanted, "float32")
+    assert losses_of(wrong) == losses_of(image_task())
+    said = gradient_agrees(gradient_of(wrong), wanted, "float32")
     assert "% of its length, where float32 may by 2 %" in said
     assert gradient_agrees(wanted * torch.nan, wanted, "bfloat16") != ""
 
@@ -327,26 +318,23 @@ def test_a_network_with_dropout_agrees_in_another_layout_where_it_drops_other_el
     torch.manual_seed(0)
     assert not torch.equal(nn.Dropout(0.5)(images.to(memory_format=torch.channels_last)), dropped)
 
-    task, asked = replace(image_task(), model=dropping), config(memory_format="channels_last")
-    assert agrees(*(first_losses(task, one, "O0", 0, CPU) for one in (asked, config())), "float32") == ""
-    assert gradient_agrees(*(first_gradient(task, one, "O0", 0, CPU) for one in (asked, config())), "float32") == ""
+    task = replace(image_task(), model=dropping)
+    assert agrees(losses_of(task, CHANNELS_LAST), losses_of(task), "float32") == ""
+    assert gradient_agrees(gradient_of(task, CHANNELS_LAST), gradient_of(task), "float32") == ""
 
 
 def test_noise_that_a_loss_draws_in_the_layout_of_its_images_is_no_disagreement_but_a_wrong_loss_is() -> None:
     def denoising(model: nn.Module, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(model(batch[0] + 0.5 * torch.randn_like(batch[0])), batch[1])
 
-    task, asked = replace(image_task(), loss=denoising), config(memory_format="channels_last")
-    wanted, redrawn = (first_losses(task, config(), "O0", 0, CPU, redraw=redraw) for redraw in (False, True))
-    losses = first_losses(task, asked, "O0", 0, CPU)
+    task = replace(image_task(), loss=denoising)
+    wanted, redrawn, losses = losses_of(task), losses_of(task, redraw=True), losses_of(task, CHANNELS_LAST)
     assert agrees(losses, wanted, "float32") != ""
     assert agrees(losses, wanted, "float32", redrawn) == ""
     assert agrees([3 * loss for loss in losses], wanted, "float32", redrawn) != ""
-    slope, other_slope = (first_gradient(task, config(), "O0", 0, CPU, redraw=redraw) for redraw in (False, True))
-    assert gradient_agrees(first_gradient(task, asked, "O0", 0, CPU), slope, "float32", other_slope) == ""
-    assert first_losses(image_task(), config(), "O0", 0, CPU, redraw=True) == first_losses(
-        image_task(), config(), "O0", 0, CPU
-    )
+    slopes = gradient_of(task, CHANNELS_LAST), gradient_of(task)
+    assert gradient_agrees(*slopes, "float32", gradient_of(task, redraw=True)) == ""
+    assert losses_of(image_task(), redraw=True) == losses_of(image_task())
 
 
 def test_numbers_are_compared_without_dropout_but_in_the_training_mode_that_gradients_and_statistics_need() -> None:
@@ -364,24 +352,17 @@ def test_numbers_are_compared_without_dropout_but_in_the_training_mode_that_grad
             return self.recurrent(self.dropout(self.norm(x)).flatten(2).unflatten(2, (2, 18)).flatten(1, 2))[0][:, -1]
 
     task = replace(image_task(), model=Layers)
-    first_losses(task, config(), "O0", 0, CPU, 1)
+    losses_of(task, n=1)
     assert seen == [True, True, False, True, 0.0]
-    first_gradient(task, config(), "O0", 0, CPU)
+    gradient_of(task)
     assert seen == [True, True, False, True, 0.0]
 
 
 def test_a_sparse_gradient_counts_like_a_dense_one() -> None:
     def gradient(sparse: bool) -> Tensor:
         batch = (torch.arange(12).reshape(4, 3), torch.ones(4, 2))
-        task = Task(
-            name="table",
-            model=lambda: nn.EmbeddingBag(16, 2, sparse=sparse),
-            loss=nn.MSELoss(),
-            optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
-            train=[batch],
-            evaluate=[batch],
-            metric="mse",
-        )
-        return first_gradient(task, config(), "O0", 0, CPU)
+        optimizer = lambda named: SGD(named, lr=0.1)  # noqa: E731  # not fused, as it is given sparse gradients
+        task = task_of(lambda: nn.EmbeddingBag(16, 2, sparse=sparse), [batch], loss=nn.MSELoss(), optimizer=optimizer)
+        return gradient_of(task)
 
     assert torch.equal(gradient(sparse=True), gradient(sparse=False))

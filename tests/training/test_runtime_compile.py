@@ -13,6 +13,7 @@ from torch.optim import SGD
 
 import workbench
 from tests.kit.configurations import freezing
+from tests.kit.tasks import task_of
 from workbench.config import BoostConfig
 from workbench.methods.runtime import compilation
 from workbench.methods.runtime.compilation import compiling
@@ -63,16 +64,7 @@ def task(evaluated: list[nn.Module] | None = None) -> Task:
             made.register_forward_hook(lambda module, *_: None if module.training else evaluated.append(module))
         return made
 
-    return Task(
-        name="points",
-        model=model,
-        loss=nn.functional.cross_entropy,
-        optimizer=lambda named: SGD([p for _, p in named], lr=0.1, momentum=0.9),
-        train=batches(),
-        evaluate=batches(),
-        metric="accuracy",
-        data_hash="points",
-    )
+    return task_of(model, batches(), momentum=0.9, metric="accuracy")
 
 
 def train(boosted: Boosted, data: list[tuple[Tensor, Tensor]]) -> list[float]:
@@ -173,37 +165,35 @@ class Growing(nn.Module):
 
 
 def test_graphs_without_end_are_an_error_and_not_a_silent_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call_with_changing_label() -> None:
+        with compiling():
+            for i in range(20):
+                net.label = "a" * (i + 1)
+                made(torch.ones(2))
+
     compile_with(monkeypatch, "eager")
     net = Growing()
     made = compilation.compiled(net, key="growing")
     with pytest.raises(RuntimeError, match="made 8 graphs of this model and needs yet another"):
-        with_changing_label(net, made)
+        call_with_changing_label()
 
 
-def with_changing_label(net: Growing, made: nn.Module) -> None:
-    with compiling():
-        for i in range(20):
-            net.label = "a" * (i + 1)
-            made(torch.ones(2))
+def of_width(width: int) -> Boosted:
+    net = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
+    return apply(COMPILED, net, SGD(net.parameters(), lr=0.1), level="O0")
 
 
 @pytest.mark.slow
 def test_many_trainings_of_one_process_do_not_use_up_each_others_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_with(monkeypatch, "eager")
     for width in range(3, 25):  # more different models than torch keeps graphs of
-        net = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
-        boosted = apply(COMPILED, net, SGD(net.parameters(), lr=0.1), level="O0")
-        assert len(train(boosted, batches()[:1])) == 1
-        del boosted
+        assert len(train(of_width(width), batches()[:1])) == 1
 
 
 @pytest.mark.slow
 def test_models_that_live_side_by_side_have_room_for_all_their_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_with(monkeypatch, "eager")
-    living = []
-    for width in range(3, 15):
-        net = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
-        living.append(apply(COMPILED, net, SGD(net.parameters(), lr=0.1), level="O0"))
+    living = [of_width(width) for width in range(3, 15)]
     for boosted in living * 2:
         assert len(train(boosted, batches()[:1])) == 1
 

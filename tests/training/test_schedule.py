@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 import workbench
 from tests.kit.runs import train_and_watch
+from tests.kit.tasks import task_of
 from tests.kit.twins import pickled
 from workbench.config import BoostConfig
 from workbench.methods.batch.method import concatenated, parts_of
@@ -39,17 +40,7 @@ def task(scheduler: Any = None, seen: list[Tensor] | None = None) -> Task:
             seen.append(batch[0])
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    return Task(
-        name="points",
-        model=lambda: nn.Linear(4, 2),
-        loss=loss,
-        optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
-        train=batches,
-        evaluate=batches,
-        metric="accuracy",
-        scheduler=scheduler,
-        data_hash="points",
-    )
+    return task_of(lambda: nn.Linear(4, 2), batches, loss=loss, metric="accuracy", scheduler=scheduler)
 
 
 def rates(scheduler: Any, **sections: Any) -> list[float]:
@@ -67,14 +58,14 @@ def rates(scheduler: Any, **sections: Any) -> list[float]:
 )
 def test_a_run_sees_its_share_of_the_samples(sections: dict[str, Any], passes: int, samples: int) -> None:
     seen: list[Tensor] = []
-    result = workbench.train(task(seen=seen), config(**sections), level="O0", steps=STEPS, out=None)
-    used = [inputs for inputs in seen if len(inputs) == samples]
-    assert result.steps == passes
-    assert len(used) >= passes  # the outputs are checked with one batch before training
-    assert result.curve[-1][0] == passes * samples // 8
     unchanged: list[Tensor] = []
+    result = workbench.train(task(seen=seen), config(**sections), level="O0", steps=STEPS, out=None)
     workbench.train(task(seen=unchanged), config(), level="O0", steps=STEPS, out=None)
-    here, there = torch.cat(used[-passes:]), torch.cat([inputs for inputs in unchanged if len(inputs) == 8][-STEPS:])
+    assert result.steps == passes
+    assert result.curve[-1][0] == passes * samples // 8
+    used = [inputs for inputs in seen if len(inputs) == samples][-passes:]
+    assert len(used) == passes  # the outputs are checked with one batch before training
+    here, there = torch.cat(used), torch.cat(unchanged[-STEPS:])
     assert torch.equal(here, there[: len(here)])  # the same samples in the same order
 
 
