@@ -62,13 +62,10 @@ def adasum_training(rank: int, device_number: int = 1) -> dict[str, Any]:
     config = ADASUM | {"common": {"device_number": device_number}, "amp": {"level": "O0"}}
     boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
     boosted.distribute()
-    losses = []
     for step in range(5):
-        x, y = data(step, rank)
-        loss = nn.functional.mse_loss(boosted.model(x), y)
-        boosted.backward(loss)
-        losses.append(boosted.step().loss)
-    return {"weights": [p.detach() for p in net.parameters()], "losses": losses, "plan": boosted.plan.summary()}  # type: ignore[union-attr]
+        boosted.backward(mean_square(boosted.model, *data(step, rank)))
+        boosted.step()
+    return {"weights": [p.detach() for p in net.parameters()]}
 
 
 def pull(rank: int) -> Tensor:
@@ -92,8 +89,7 @@ def adasum_cell(rank: int) -> dict[str, Any]:
     enabled = cell.check_adasum_enable()
     for step in range(4):
         cell(*data(step, rank))
-    x, y = data(4, rank)
-    loss = nn.functional.mse_loss(net(x), y)
+    loss = mean_square(net, *data(4, rank))
     returned = cell.adasum_process(loss, torch.autograd.grad(loss, list(net.parameters())))
     return {"weights": [p.detach() for p in net.parameters()], "enabled": enabled, "same": returned is loss}
 
@@ -108,7 +104,7 @@ def overflow(rank: int, *, ddp: bool, adasum: bool) -> dict[str, Any]:
         x, y = data(step, rank)
         if (rank, step) == (OVERFLOWING_RANK, OVERFLOWING_STEP):
             x = x * torch.inf
-        boosted.backward(nn.functional.mse_loss(model(x), y))
+        boosted.backward(mean_square(model, x, y))
         outcome = boosted.step()
         rows.append((bool(outcome.overflow), float(outcome.loss_scale), float(outcome.loss_scale_after)))
         weights.append([p.detach().clone() for p in net.parameters()])
@@ -120,9 +116,8 @@ def accumulation(rank: int, *, ddp: bool) -> dict[str, Any]:
     boosted = apply(configurations.accumulating(2), net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
     model = boosted.distribute(ddp=ddp)
     for step in range(6):
-        x, y = data(step, rank)
         with boosted.autocast():
-            loss = nn.functional.mse_loss(model(x), y)
+            loss = mean_square(model, *data(step, rank))
         boosted.backward(loss)
         boosted.step()
     return {"weights": [p.detach() for p in net.parameters()]}
@@ -131,18 +126,16 @@ def accumulation(rank: int, *, ddp: bool) -> dict[str, Any]:
 def freezing(rank: int, order: str = "own buckets") -> dict[str, Any]:
     net: nn.Module = chain(n_in=3, seed=rank)
     optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
-    if order == "wrapped before":
-        boosted = apply(FREEZING, DistributedDataParallel(net, find_unused_parameters=True), optimizer, level="O0")
-        boosted.use_freezing_group(FIRST_GROUP)
-    else:
-        boosted = apply(FREEZING, net, optimizer, level="O0")
-        boosted.use_freezing_group(FIRST_GROUP)
+    wrapped = order == "wrapped before"
+    model = DistributedDataParallel(net, find_unused_parameters=True) if wrapped else net
+    boosted = apply(FREEZING, model, optimizer, level="O0")
+    boosted.use_freezing_group(FIRST_GROUP)
+    if not wrapped:
         boosted.distribute(ddp=order == "wrapped by distribute")
     groups = []
     for step in range(9):
-        x, y = data(step, rank)
         groups.append(boosted.frozen_groups)
-        boosted.backward(nn.functional.mse_loss(boosted.model(x), y))
+        boosted.backward(mean_square(boosted.model, *data(step, rank)))
         boosted.step()
     boosted.finish()
     return {"weights": [p.detach() for p in net.parameters()], "groups": groups}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_npz
 from tests.golden_networks import assert_trajectory, build_loss, build_network, golden_batch, load_initial_weights
+from tests.kit.chains import mean_square
 from workbench.config import ConfigError
 from workbench.core.records import Event, EventKind
 from workbench.methods.dim_reduce.acting import DimReduceUpdate
@@ -66,12 +69,7 @@ def boosted_on(folder: Path, net: nn.Module | None = None, **sections: Any) -> B
 def train(boosted: Boosted, steps: range) -> list[dict[str, float]]:
     columns = []
     for step in steps:
-        x, y = batch(step)
-
-        def loss_now(x: Tensor = x, y: Tensor = y) -> Tensor:
-            loss: Tensor = nn.functional.mse_loss(boosted.model(x), y)
-            return loss
-
+        loss_now = functools.partial(mean_square, boosted.model, batch(step))
         boosted.backward(loss_now())
         columns.append(dict(boosted.step(loss_now).columns))
     return columns
@@ -97,20 +95,14 @@ def test_golden_run_from_autoboost_to_the_weights(path: Path, source: str, tmp_p
             for sign in (-1, 1):
                 # Falling sizes set the order; the sign of a component is free, and B starts without a preference.
                 row = torch.from_numpy(matrix[number]) * sign * (4.0 - 4.0 * number / len(matrix))
-                parts = torch.split(row, [named[name].numel() for name in order])
-                shaped = {
-                    name: part.reshape(named[name].shape).clone() for name, part in zip(order, parts, strict=True)
-                }
+                parts = zip(order, torch.split(row, [named[name].numel() for name in order]), strict=True)
+                shaped = {name: part.reshape(named[name].shape).clone() for name, part in parts}
                 save_file(shaped, tmp_path / f"snapshot_{2 * number + (sign > 0)}.safetensors")
         place = {"weight_load_dir": str(tmp_path)}
-    hyper = meta["hyper"]
+    hyper = {name: meta["hyper"][name] for name in ("rho", "gamma", "alpha", "sigma")}
     config = {
         "boost": {"mode": "manual", "dim_reduce": True},
-        "dim_reduce": {
-            **{n: hyper[n] for n in ("rho", "gamma", "alpha", "sigma")},
-            **place,
-            "n_components": len(matrix),
-        },
+        "dim_reduce": {**hyper, **place, "n_components": len(matrix)},
         "compatibility": {"dim_reduce": "reference"},  # its two trials come with it
     }
     ordered = [named[name] for name in order]
@@ -146,13 +138,9 @@ def test_a_step_is_the_method_s_own_step_on_unscaled_gradients(tmp_path: Path) -
     boosted = boosted_on(folder, net, loss_scale={"kind": "fixed", "init": 2.0**10})
     columns = train(boosted, range(6))
     for step in range(6):
-        x, y = batch(step)
-        loss = nn.functional.mse_loss(twin(x), y)
-        taken = by_hand.step(
-            loss.detach(),
-            torch.autograd.grad(loss, by_hand.weight),
-            lambda x=x, y=y: nn.functional.mse_loss(twin(x), y),  # type: ignore[misc]
-        )
+        loss_now = functools.partial(mean_square, twin, batch(step))
+        loss = loss_now()
+        taken = by_hand.step(loss.detach(), torch.autograd.grad(loss, by_hand.weight), loss_now)
         assert columns[step]["dim_reduce.rho"] == taken.rho
         assert columns[step]["dim_reduce.trials"] == taken.trials
     torch.testing.assert_close(weights_of(net), weights_of(twin), rtol=1e-5, atol=1e-6)
@@ -175,28 +163,21 @@ def test_names_do_not_depend_on_wrappers_and_order_is_the_optimizer_s() -> None:
         trained_parameters(net, stranger)
 
 
-class Listener:
-    def __init__(self) -> None:
-        self.heard: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.heard.append(event)
-
-
 def test_a_failed_search_is_an_event_and_a_rho_of_zero(tmp_path: Path) -> None:
     boosted = boosted_on(write_snapshots(tmp_path / "snapshots", network()))
-    boosted.events = listener = Listener()
+    heard: list[Event] = []
+    boosted.events = SimpleNamespace(emit=heard.append)  # type: ignore[assignment]
     (x, y), before = batch(0), weights_of(boosted.model)
     boosted.backward(nn.functional.mse_loss(boosted.model(x), y))
     columns = boosted.step(lambda: torch.tensor(float("nan"))).columns
     assert (columns["dim_reduce.rho"], columns["dim_reduce.trials"]) == (0.0, 8.0)
-    (event,) = listener.heard
+    (event,) = heard
     assert (event.step, event.kind, event.subject) == (0, EventKind.LINE_SEARCH_FAILED, "dim_reduce")
     assert event.value == pytest.approx(0.55**7)
     assert "none of 8 trials" in event.message
     assert not torch.equal(weights_of(boosted.model), before)  # the residual's part is taken all the same
     train(boosted, range(1, 3))
-    assert len(listener.heard) == 1
+    assert len(heard) == 1
 
 
 def test_an_overflowed_step_is_skipped_before_anything_is_tried(tmp_path: Path) -> None:
@@ -231,9 +212,7 @@ def test_wrong_uses_are_told_in_one_sentence(tmp_path: Path) -> None:
         boosted.step()
     boosted = boosted_on(tmp_path / "snapshots")
     boosted.optimizer.param_groups[0]["lr"] = 0.5  # as a scheduler would
-    with pytest.raises(
-        RuntimeError, match=r"its learning rate must stay 1, got 0\.5; train without a learning-rate sch"
-    ):
+    with pytest.raises(RuntimeError, match=r"its learning rate must stay 1, got 0\.5; train without a learning-rate"):
         train(boosted, range(1))
 
 

@@ -49,12 +49,11 @@ def gradients_of_every_kind() -> None:
     for parameter in [*wide, *narrow]:
         parameter.grad = gradient_of(ranks.rank(), tuple(parameter.shape)).to(parameter.dtype)
     wide[2].grad = gradient_of(ranks.rank(), (5, 2)).T  # not contiguous
-    sparse.grad = torch.sparse_coo_tensor(
-        torch.tensor([[ranks.rank()]]), torch.ones(1, 2), (6, 2), check_invariants=True
-    )
+    row = torch.tensor([[ranks.rank()]])
+    sparse.grad = torch.sparse_coo_tensor(row, torch.ones(1, 2), (6, 2), check_invariants=True)
     GradientReduction().reduce_([*wide, *narrow, sparse])
-    for parameter, shape in zip(wide, [(3,), (), (5, 2), (7, 1)], strict=True):
-        wanted = mean_of(shape).T if shape == (5, 2) else mean_of(shape)
+    for parameter, shape in zip(wide, shapes, strict=True):
+        wanted = mean_of((5, 2)).T if shape == (2, 5) else mean_of(shape)
         torch.testing.assert_close(parameter.grad.double(), wanted, rtol=1e-6, atol=1e-7)
     for parameter in narrow:
         torch.testing.assert_close(parameter.grad.double(), mean_of(tuple(parameter.shape)), rtol=2e-3, atol=2e-3)

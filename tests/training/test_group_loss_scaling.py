@@ -39,7 +39,6 @@ from workbench.training.precision import Precision
 from workbench.training.trace_buffer import TraceBuffer
 
 CPU = torch.device("cpu")
-AUTOMATIC = {"loss_scale": {"kind": "dynamic", "groups": 3, "window": 50}}
 
 
 class MarkedNet(nn.Module):
@@ -72,6 +71,10 @@ def marked_net(init: Any = 64.0, dims: list[int] | None = None, written: str = M
         [p for n, p in named.items() if n.startswith("fc1") is first] for first in (True, False)
     ]
     return net
+
+
+def boosted_with(net: nn.Module, scaling: LossScaling, rate: float = 1e-12, **options: Any) -> Boosted:
+    return Boosted(net, SGD(net.parameters(), lr=rate, fused=True), loss_scaling=scaling, **options)
 
 
 # -- recorded training ------------------------------------------------------------------------------------------------
@@ -118,16 +121,13 @@ def test_by_default_gradients_are_divided_by_the_scale_they_carry() -> None:
     torch.manual_seed(0)
     net = marked_net()
     plain = copy.deepcopy(net)
-    boosted = Boosted(
-        net, SGD(net.parameters(), lr=0.1, fused=True), loss_scaling=GroupLossScaling.from_manager(net.amp, net)
-    )
+    plain.amp.loss_scale_groups = []
+    optimizer = SGD(plain.parameters(), lr=0.1)
+    boosted = boosted_with(net, GroupLossScaling.from_manager(net.amp, net), rate=0.1)
     x, y = torch.randn(8, 4), torch.randn(8, 3)
     for _ in range(3):
         boosted.backward(nn.functional.mse_loss(net(x), y))
         boosted.step()
-    plain.amp.loss_scale_groups = []
-    optimizer = SGD(plain.parameters(), lr=0.1)
-    for _ in range(3):
         optimizer.zero_grad()
         nn.functional.mse_loss(plain(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -265,10 +265,17 @@ def test_a_gradient_between_modules_may_have_any_size() -> None:
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 
-def test_groups_that_divide_a_module_are_refused() -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    with pytest.raises(ValueError, match=r"group 1 \(0\) of `loss_scale_groups` holds no whole module"):
-        bordered(net, 8.0, [["0.weight"], ["1", "0.bias"]])
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([], "has no groups; assign `loss_scale_groups`"),
+        ([["0.weight"], ["1", "0.bias"]], r"group 1 \(0\) of `loss_scale_groups` holds no whole module"),
+    ],
+    ids=["none", "parts of a module"],
+)
+def test_groups_that_cannot_be_trained_are_refused(groups: list[list[str]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        bordered(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), 8.0, groups)
 
 
 def test_a_tied_weight_across_groups_is_refused_and_inside_one_it_is_not() -> None:
@@ -317,11 +324,6 @@ def test_a_compiled_model_is_refused_with_a_sentence() -> None:
     with pytest.raises(RuntimeError, match=r"do not work with torch\.compile.*train without it"):
         apply(grouped, torch.compile(net, backend="eager"), SGD(net.parameters(), lr=0.1), level="O0")  # type: ignore[arg-type]
     torch.compiler.reset()
-
-
-def test_a_manager_without_groups_cannot_train() -> None:
-    with pytest.raises(ValueError, match="has no groups; assign `loss_scale_groups`"):
-        bordered(nn.Linear(1, 1), 8.0, [])
 
 
 def test_a_loose_parameter_named_in_a_group_keeps_scale_one_with_a_warning() -> None:
@@ -506,8 +508,9 @@ def train_badly_scaled(
     return relative_errors(net), overflows, boosted
 
 
-def automatic(net: nn.Module) -> GroupLossScaling:
-    scaling = GroupLossScaling.from_config(BoostConfig.from_dict(AUTOMATIC), net, CPU)
+def automatic(net: nn.Module, **rule: Any) -> GroupLossScaling:
+    rule = {"kind": "dynamic", "groups": 3, "window": 50} | rule
+    scaling = GroupLossScaling.from_config(BoostConfig.from_dict({"loss_scale": rule}), net, CPU)
     assert isinstance(scaling, GroupLossScaling)
     return scaling
 
@@ -518,8 +521,7 @@ def test_a_badly_scaled_net_trains_in_float16_with_automatic_group_scales() -> N
     assert max(exact) < 0.05
     assert grouped == pytest.approx(exact, rel=0.3)
     assert overflows <= 3
-    scaling = boosted.loss_scaling
-    assert isinstance(scaling, GroupLossScaling)
+    scaling: Any = boosted.loss_scaling
     assert set(scaling.borders.units) == {"heads.0", "heads.1", "heads.2"}
     assert scaling.manager.group_scales.min() < 1.0 < scaling.manager.group_scales.max()
 
@@ -554,13 +556,8 @@ def test_the_first_window_is_an_ordinary_float32_step() -> None:
     plain = copy.deepcopy(net)
     x, y = badly_scaled_data()
     for model, scaling, level in ((plain, LossScaling(), "O0"), (net, automatic(net), "O2")):
-        boosted = Boosted(
-            model,
-            SGD(model.parameters(), lr=1e-8, fused=True),
-            loss_scaling=scaling,
-            accumulation_steps=2,
-            precision=Precision(level, "float16", "cpu"),
-        )
+        precision = Precision(level, "float16", "cpu")
+        boosted = boosted_with(model, scaling, 1e-8, accumulation_steps=2, precision=precision)
         for rows in (slice(32), slice(32, None)):
             with boosted.autocast():
                 loss = (model(x[rows]) - y[rows]).square().mean()
@@ -573,7 +570,7 @@ def test_the_first_window_is_an_ordinary_float32_step() -> None:
 
 def test_a_window_that_overflows_float32_is_looked_at_again() -> None:
     net = BadlyScaled()
-    boosted = Boosted(net, SGD(net.parameters(), lr=1e-8, fused=True), loss_scaling=automatic(net))
+    boosted = boosted_with(net, automatic(net))
     x, _ = badly_scaled_data()
     boosted.backward(net(x).sum() * math.inf)
     assert bool(boosted.step().overflow)
@@ -584,16 +581,14 @@ def test_a_window_that_overflows_float32_is_looked_at_again() -> None:
 
 
 def test_floor_and_ceiling_are_relative_to_the_scale_that_was_found() -> None:
-    net = BadlyScaled()
-    rule = {"kind": "dynamic", "groups": 3, "init": 1024.0, "minimum": 256.0, "maximum": 2048.0}
-    scaling = GroupLossScaling.from_config(BoostConfig.from_dict({"loss_scale": rule}), net, CPU)
-    assert isinstance(scaling, GroupLossScaling)
-    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=scaling)
+    net, rule = BadlyScaled(), {"init": 1024.0, "minimum": 256.0, "maximum": 2048.0}
+    scaling = automatic(net, **rule)
+    boosted = boosted_with(net, scaling)
     boosted.backward(net(badly_scaled_data()[0]).sum())
     boosted.step()
     manager = scaling.manager
     assert (manager.floors * 4).tolist() == manager.group_scales.tolist() == (manager.ceilings / 2).tolist()
-    resumed = GroupLossScaling.from_config(BoostConfig.from_dict({"loss_scale": rule}), BadlyScaled(), CPU)
+    resumed = automatic(BadlyScaled(), **rule)
     resumed.load_state_dict(scaling.state_dict())
     assert resumed.minimum == scaling.minimum == manager.floors[0].item()
 
@@ -611,7 +606,7 @@ class Attention(nn.Module):
 
 def calibrated(net: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> GroupLossScaling:
     scaling = automatic(net)
-    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=scaling)
+    boosted = boosted_with(net, scaling)
     for _ in range(2):  # the second step checks what the first decided
         boosted.backward(loss_of(net))
         boosted.step()
@@ -665,7 +660,7 @@ def test_frozen_layers_are_waited_for_and_join_a_neighbour_when_they_stay_frozen
     net = chain()
     net[0].requires_grad_(False)
     scaling = automatic(net)
-    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=scaling)
+    boosted = boosted_with(net, scaling)
     windows = 0
     while not scaling.autocast_allowed:
         boosted.backward(net(torch.ones(2, 4)).sum())
@@ -685,9 +680,7 @@ def test_training_resumed_or_copied_at_any_micro_batch_is_the_same(cut: int) -> 
     def build() -> tuple[nn.Module, Boosted]:
         torch.manual_seed(1)
         net = BadlyScaled()
-        rule = {"kind": "dynamic", "groups": 2, "window": 2}
-        scaling = GroupLossScaling.from_config(BoostConfig.from_dict({"loss_scale": rule}), net, CPU)
-        optimizer = Adam(net.parameters(), lr=0.01, fused=True)
+        optimizer, scaling = Adam(net.parameters(), lr=0.01, fused=True), automatic(net, groups=2, window=2)
         precision = Precision("O2", "float16", "cpu")
         return net, Boosted(net, optimizer, loss_scaling=scaling, accumulation_steps=2, precision=precision)
 
@@ -720,7 +713,7 @@ def test_what_was_seen_before_a_checkpoint_or_a_copy_decides_about_the_scales_to
         torch.manual_seed(1)
         net = chain()
         net[0].requires_grad_(False)  # so that several windows are looked at
-        return Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=automatic(net))
+        return boosted_with(net, automatic(net))
 
     def scales_after(boosted: Boosted, windows: range) -> list[float]:
         for window in windows:
@@ -749,16 +742,14 @@ class UsedOutside(nn.Module):
 
 
 def test_what_the_graph_showed_before_a_checkpoint_decides_about_the_borders_too() -> None:
-    net = UsedOutside()
-    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=automatic(net))
-    boosted.backward(net(torch.ones(2, 4)).sum() * math.inf)  # says nothing about scales, so the probe looks again
+    boosted, resumed = (boosted_with(net, automatic(net)) for net in (UsedOutside(), UsedOutside()))
+    # The first one says nothing about scales, so the probe looks again.
+    boosted.backward(boosted.model(torch.ones(2, 4)).sum() * math.inf)
     boosted.step()
-    net = UsedOutside()
-    resumed = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=automatic(net))
     resumed.load_state_dict(copy.deepcopy(boosted.state_dict()))
     for frozen in [True] * 7 + [False]:
-        net.front.requires_grad_(not frozen)
-        resumed.backward(net(torch.ones(2, 4)).sum())
+        resumed.model.front.requires_grad_(not frozen)
+        resumed.backward(resumed.model(torch.ones(2, 4)).sum())
         resumed.step()
     assert resumed.loss_scaling.borders.units == {"head": 0}
 
@@ -792,37 +783,24 @@ def test_the_trace_records_every_groups_scale_and_what_happened_to_it() -> None:
     assert [event.subject for event in events if event.kind == "overflow"] == ["1, 0"] * 3
 
 
-def test_the_trace_tells_which_groups_were_found() -> None:
+def test_the_trace_tells_which_groups_were_found_and_sees_float16_gradients_from_then_on() -> None:
     torch.manual_seed(1)
     net = BadlyScaled()
-    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=automatic(net))
-    trace = TraceBuffer(boosted)
-    for _ in range(2):
-        boosted.backward(net(badly_scaled_data()[0]).sum())
-        trace.record(boosted.step(), 64)
-    records, events = trace.drain()
-    found = records[1].group_scales
-    assert records[0].group_scales == (1.0, 1.0, 1.0)
-    assert [(e.step, e.kind.value, e.subject, e.value) for e in events] == [
-        (0, "scale_up" if scale > 1 else "scale_down", f"group {k + 1} (heads.{k}.a, heads.{k}.b)", scale)
-        for k, scale in enumerate(found)
-    ]
-
-
-def test_the_trace_sees_float16_gradients_once_groups_are_found() -> None:
-    torch.manual_seed(1)
-    net = BadlyScaled()
-    precision = Precision("O2", "float16", "cpu")
-    optimizer = SGD(net.parameters(), lr=1e-12, fused=True)
-    boosted = Boosted(net, optimizer, loss_scaling=automatic(net), precision=precision)
+    boosted = boosted_with(net, automatic(net), precision=Precision("O2", "float16", "cpu"))
     trace = TraceBuffer(boosted)
     for _ in range(2):
         with boosted.autocast():
             loss = net(badly_scaled_data()[0]).sum()
         boosted.backward(loss)
         trace.record(boosted.step(), 64)
-    records, _ = trace.drain()
+    records, events = trace.drain()
     assert ["amp.float16_grad_amax" in record.columns for record in records] == [False, True]
+    found = records[1].group_scales
+    assert records[0].group_scales == (1.0, 1.0, 1.0)
+    assert [(e.step, e.kind.value, e.subject, e.value) for e in events] == [
+        (0, "scale_up" if scale > 1 else "scale_down", f"group {k + 1} (heads.{k}.a, heads.{k}.b)", scale)
+        for k, scale in enumerate(found)
+    ]
 
 
 def test_the_underflow_share_is_that_at_every_gradients_own_scale() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,11 +24,9 @@ def test_unscaling_keeps_every_gradient_at_a_denormal_factor(size: int) -> None:
     assert torch.equal(gradient, torch.full((size,), 2.0**-7))
 
 
-def dynamic(window: int = 2) -> Boosted:
-    torch.manual_seed(0)
+def dynamic() -> Boosted:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    rule: dict[str, Any] = {"kind": "dynamic", "init": 8.0, "window": window}
-    config = {"boost": {"mode": "disable_all"}, "loss_scale": rule}
+    config = {"boost": {"mode": "disable_all"}, "loss_scale": {"kind": "dynamic", "init": 8.0, "window": 2}}
     return apply(config, net, torch.optim.SGD(net.parameters(), 0.1, fused=True))
 
 

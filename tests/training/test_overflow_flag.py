@@ -31,13 +31,11 @@ class Flag:
         self.is_set = False
         self.cleared = 0
 
-    def clear(self, device: torch.device) -> None:
-        del device
+    def clear(self, _: torch.device) -> None:
         self.is_set = False
         self.cleared += 1
 
-    def read(self, device: torch.device) -> Tensor:
-        del device
+    def read(self, _: torch.device) -> Tensor:
         return torch.tensor(float(self.is_set))
 
 
@@ -56,8 +54,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
 
 
-def one_scale(net: nn.Module) -> LossScaling:
-    del net
+def one_scale(_: nn.Module) -> LossScaling:
     return LossScaling.from_config(BoostConfig.from_dict(DYNAMIC), CPU)
 
 
@@ -74,13 +71,8 @@ def boosted_with(scaling: Callable[[nn.Module], LossScaling], **options: Any) ->
 def backward(boosted: Boosted, overflowing: Flag | None = None) -> None:
     """Run one forward and backward pass; somewhere in the latter the device notes an overflow in the given flag."""
     hidden = boosted.model[0](torch.ones(2, 4))
-
-    def overflow(gradient: Tensor) -> None:
-        del gradient
-        if overflowing is not None:
-            overflowing.is_set = True
-
-    hidden.register_hook(overflow)
+    if overflowing is not None:
+        hidden.register_hook(lambda _: setattr(overflowing, "is_set", True))
     boosted.backward(boosted.model[1:](hidden).square().mean())
 
 
@@ -160,17 +152,9 @@ def test_without_a_loss_scale_the_flag_is_left_alone(flag: Flag) -> None:
 
 def test_a_device_without_a_flag_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
-
-    def no_flag(device: torch.device) -> bool:
-        asked.append(device)
-        return False
-
-    def never(device: torch.device) -> None:
-        raise AssertionError(f"{device} has no flag")
-
-    monkeypatch.setattr(devices, "has_overflow_flag", no_flag)
-    monkeypatch.setattr(devices, "begin_overflow_watch", never)
-    monkeypatch.setattr(devices, "device_overflow", never)
+    monkeypatch.setattr(devices, "has_overflow_flag", asked.append)  # which returns None
+    for name in ("begin_overflow_watch", "device_overflow"):
+        monkeypatch.setattr(devices, name, lambda device: pytest.fail(f"{device} has no flag"))
     boosted = boosted_with(one_scale)
     for _ in range(3):
         backward(boosted)

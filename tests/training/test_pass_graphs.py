@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tests.accelerator.recorded_graph import RecordedCapture
 from workbench.config import BoostConfig
 from workbench.core import devices, graph_capture
+from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import load_task
 from workbench.training import Boosted, TraceBuffer, apply, training_loop
 from workbench.training.agreement import first_gradient, first_losses
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:switches that are not named")
 CPU = torch.device("cpu")
 MANUAL = {"boost.mode": "manual", "boost.less_bn": False, "boost.grad_freeze": False, "amp.level": "O0"}
 GRAPH = {"runtime.cuda_graph": True}
+FREEZING = {"grad_freeze.param_groups": 3, "grad_freeze.freeze_p": 0.5, "grad_freeze.total_steps": 60}
 SCALED = {"loss_scale.kind": "dynamic", "loss_scale.init": 1024.0, "loss_scale.window": 3}
 
 Batch = tuple[Tensor, Tensor]
@@ -93,16 +95,7 @@ def by_plain_name(state: dict[str, Tensor]) -> dict[str, Tensor]:
 CONFIGS: dict[str, tuple[dict[str, Any], int, int]] = {
     "plain": ({}, 30, 2),
     "accumulation": ({"boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2}, 30, 2),
-    "freezing": (
-        {
-            "boost.grad_freeze": True,
-            "grad_freeze.param_groups": 3,
-            "grad_freeze.freeze_p": 0.5,
-            "grad_freeze.total_steps": 60,
-        },
-        60,
-        5,
-    ),
+    "freezing": ({"boost.grad_freeze": True, **FREEZING}, 60, 5),
     "dynamic scale": (SCALED, 30, 2),
     "THOR": ({"optimizer.name": "thor", "optimizer.lr": 0.05, "optimizer.frequency": 5}, 30, 2),
     "weight average": ({"regularization.weight_average": "ema", "regularization.decay": 0.9}, 30, 2),
@@ -248,18 +241,16 @@ def test_what_a_replay_would_leave_out_is_not_captured(make: Callable[[], nn.Mod
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
 
 
-def between_steps(change: Callable[[nn.Module, int], object], count: int = 12) -> None:
-    """Train with and without graphs, changing the model before each step; the bits have to be the same."""
+def both_ways(before_step: Callable[[Boosted, int, Batch], object]) -> list[list[float]]:
+    """Train without graphs and with them, with something before each step; return the losses."""
     results = []
     for values in ({}, GRAPH):
         boosted, losses = boosted_pair(values), []
-        model = boosted.model if not values else boosted.model._orig_mod
-        for index, batch in enumerate(batches(count)):
-            change(model, index)
-            boosted.forward_backward(loss_of, batch)
-            losses.append(float(boosted.step().loss))
+        for index, batch in enumerate(batches(12)):
+            before_step(boosted, index, batch)
+            losses += trained(boosted, [batch])
         results.append(losses)
-    assert results[0] == results[1]
+    return results
 
 
 def test_what_is_set_between_steps_is_in_effect_in_the_next_one() -> None:
@@ -278,42 +269,35 @@ def test_what_is_set_between_steps_is_in_effect_in_the_next_one() -> None:
             model[0].register_forward_hook(lambda module, args, output: output * 2.0)
 
     for change in (modes, numbers, buffers, hooks):
-        between_steps(change)
+        plain, replayed = both_ways(lambda boosted, index, _, change=change: change(unwrapped(boosted.model), index))
+        assert plain == replayed
     assert RecordedCapture.recordings >= 4
 
 
 def test_parameters_that_come_later_are_trained() -> None:
     results = []
     for values in ({}, GRAPH):
-        boosted, losses = boosted_pair(values), []
-        temperature = nn.Parameter(torch.ones(4))
+        boosted, temperature = boosted_pair(values), nn.Parameter(torch.ones(4))
 
         def scaled(model: nn.Module, batch: Batch, temperature: nn.Parameter = temperature) -> Tensor:
             return CRITERION(model(batch[0]) * temperature, batch[1])
 
-        for index, batch in enumerate(batches(20)):
-            if index == 8:
-                boosted.optimizer.add_param_group({"params": [temperature]})
-            boosted.forward_backward(scaled, batch)
-            losses.append(float(boosted.step().loss))
-        results.append((losses, temperature.tolist()))
+        given = list(batches(20))
+        losses = trained(boosted, given[:8], scaled)
+        boosted.optimizer.add_param_group({"params": [temperature]})
+        results.append((losses + trained(boosted, given[8:], scaled), temperature.tolist()))
     assert results[0] == results[1]
     assert results[0][1] != [1.0] * 4
 
 
 def test_an_interrupted_pass_leaves_nothing_behind() -> None:
-    results = []
-    for values in ({}, GRAPH):
-        boosted, losses = boosted_pair(values), []
-        for index, batch in enumerate(batches(12)):
-            if index in (1, 8):
-                broken = (batch[0], torch.full_like(batch[1], 99))
-                with pytest.raises(IndexError):
-                    boosted.forward_backward(loss_of, broken)
-            boosted.forward_backward(loss_of, batch)
-            losses.append(float(boosted.step().loss))
-        results.append(losses)
-    torch.testing.assert_close(results[1], results[0])
+    def interrupt(boosted: Boosted, index: int, batch: Batch) -> None:
+        if index in (1, 8):
+            with pytest.raises(IndexError):
+                boosted.forward_backward(loss_of, (batch[0], torch.full_like(batch[1], 99)))
+
+    plain, replayed = both_ways(interrupt)
+    torch.testing.assert_close(replayed, plain)
 
 
 @pytest.mark.filterwarnings("ignore:.*it changes the batch")
@@ -333,14 +317,8 @@ def test_batches_that_a_copy_would_not_be_are_left_to_the_caller() -> None:
     def changing(model: nn.Module, batch: Batch) -> Tensor:
         return (model(batch[0].add_(1.0))[:, :1] - batch[1][:, :1]).square().mean()
 
-    for make, compute_loss in (
-        (lambda pair: Masked(*pair), masked),
-        (lambda pair: (pair[0], pair[0]), changing),
-    ):
-        boosted = boosted_pair(GRAPH)
-        for pair in batches(5):
-            boosted.forward_backward(compute_loss, make(pair))
-            boosted.step()
+    for make, compute_loss in ((lambda pair: Masked(*pair), masked), (lambda pair: (pair[0], pair[0]), changing)):
+        trained(boosted_pair(GRAPH), map(make, batches(5)), compute_loss)
     assert RecordedCapture.recordings == 0
 
 
@@ -360,9 +338,8 @@ def sum_of_both(model: nn.Module, batch: tuple[tuple[Tensor, Tensor], Tensor]) -
 
 def test_there_is_room_for_a_pass_that_comes_again_after_many_that_do_not() -> None:
     boosted = boosted_pair(GRAPH)
-    for number, pair in enumerate(batches(30)):
-        boosted.forward_backward(lambda model, batch: loss_of(model, batch[0]), (pair, number))
-        boosted.step()
+    for pair in zip(batches(30), range(30), strict=True):
+        trained(boosted, [pair], lambda model, batch: loss_of(model, batch[0]))
     assert not boosted.replays_passes
     trained(boosted, batches(6))
     assert boosted.replays_passes
@@ -397,8 +374,7 @@ def test_a_pass_that_cannot_be_captured_is_done_as_usual(
 def test_a_function_made_anew_for_each_step_is_never_captured() -> None:
     boosted = boosted_pair(GRAPH)
     for batch in batches(20):
-        boosted.forward_backward(lambda model, _, batch=batch: loss_of(model, batch), batch)
-        boosted.step()
+        trained(boosted, [batch], lambda model, _, batch=batch: loss_of(model, batch))
     assert RecordedCapture.recordings == 0
 
 

@@ -16,12 +16,16 @@ from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.optim.muon.optimizer import Muon
 from workbench.optim.row_wise import RowWiseAdam
 from workbench.optim.schedule_free import ScheduleFreeAdamW
-from workbench.training import apply
+from workbench.training import Boosted, apply
 from workbench.training.precision import Precision, cast_model_
 
 
 def conv_net() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+
+def in_o3(net: nn.Module) -> Boosted:
+    return apply({"amp": {"level": "O3", "dtype": "bfloat16"}}, net, SGD(net.parameters(), lr=0.1), level="O0")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -75,16 +79,14 @@ class Casting(nn.Module):
     ids=lambda layer: type(layer).__name__,
 )
 def test_a_model_that_casts_by_itself_hears_of_the_level_that_casts_its_weights(layer: nn.Module) -> None:
-    net = Casting(copy.deepcopy(layer))
-    boosted = apply({"amp": {"level": "O3", "dtype": "bfloat16"}}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    boosted = in_o3(Casting(copy.deepcopy(layer)))
     told = r"`amp.level` O3 casts the weights to bfloat16, which .*; where it casts by itself, set `amp.level` to O2 or"
     with pytest.raises(RuntimeError, match=told), boosted.autocast():
         boosted.model(torch.ones(4, 4))
 
 
 def test_other_errors_under_o3_are_told_as_they_are() -> None:
-    net = nn.Linear(4, 4)
-    boosted = apply({"amp": {"level": "O3", "dtype": "bfloat16"}}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    boosted = in_o3(nn.Linear(4, 4))
     with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes"), boosted.autocast():
         boosted.model(torch.ones(4, 3))
 
@@ -118,8 +120,7 @@ def test_an_lstm_is_trained_in_float16_or_refused_before_anything_is_trained() -
 
 
 def test_a_cast_model_is_saved_whole() -> None:
-    net, x, file = nn.Linear(2, 2), torch.randn(3, 2), io.BytesIO()
-    boosted = apply({"amp": {"level": "O3", "dtype": "bfloat16"}}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    boosted, x, file = in_o3(nn.Linear(2, 2)), torch.randn(3, 2), io.BytesIO()
     torch.save(boosted.model, file)
     file.seek(0)
     assert torch.equal(torch.load(file, weights_only=False)(x), boosted.model(x))
@@ -161,8 +162,7 @@ def test_an_optimizer_that_has_a_state_goes_on_when_weights_are_cast(
 def test_o2_without_float32_batch_norm_casts_only_batch_norm() -> None:
     net = conv_net()
     cast_model_(net, Precision("O2", "bfloat16", "cpu", keep_batchnorm_fp32=False))
-    assert net[1].weight.dtype == torch.bfloat16
-    assert net[0].weight.dtype == torch.float32
+    assert (net[0].weight.dtype, net[1].weight.dtype) == (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,10 @@ class Drawing(Net):
     """A net that draws from all three, in its forward pass."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits."""
         return super().forward(x + float(np.random.normal(scale=0.1)) + 0.1 * random.random())  # noqa: NPY002
 
 
-def train_drawing(
-    seed: int, on_loss: Callable[[int], None] | None = None
-) -> tuple[float, float, tuple[tuple[int, float], ...]]:
+def train_drawing(seed: int, on_loss: Callable[[int], None] | None = None) -> tuple[Any, ...]:
     task = small_task(model=Drawing, on_loss=on_loss)
     result = api.train(task, steps=30, seed=seed, evaluate_every=10, out=None, device="cpu", exponents_every=0)
     return result.metric, result.final_loss, result.curve

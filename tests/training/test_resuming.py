@@ -72,10 +72,7 @@ WITH_STATE: dict[str, dict[str, Any]] = {
         "boost": {**MANUAL, "dim_reduce": True},
         "dim_reduce": {"n_components": 4, "rho": 0.55, "gamma": 0.9, "alpha": 0.001, "sigma": 0.4},
     },
-    "curriculum": {
-        "boost": MANUAL,
-        "curriculum": {"kind": "resolution", "start": 0.5, "until": 0.7, "stages": 3},
-    },
+    "curriculum": {"boost": MANUAL, "curriculum": {"kind": "resolution", "start": 0.5, "until": 0.7, "stages": 3}},
 }
 
 

@@ -175,6 +175,11 @@ def test_norms_and_maxima_per_tensor() -> None:
     assert maxima.tolist() == [4.0, 7.0]
     norms, _ = tensor_norms_and_maxima([torch.tensor([1.0, math.nan]), torch.tensor([math.inf]), torch.ones(2)])
     assert norms.isfinite().tolist() == [False, False, True]
+    large = torch.full((4,), 60000.0, dtype=torch.float16)  # of a norm that float16 does not hold
+    norms, maxima = tensor_norms_and_maxima([large])
+    assert (norms.dtype, norms.tolist(), maxima.tolist()) == (torch.float32, [2 * float(large[0])], [float(large[0])])
+    _, maxima = tensor_norms_and_maxima([large, torch.tensor([-1e5])])
+    assert (maxima.dtype, maxima.tolist()) == (torch.float32, [float(large[0]), 1e5])
 
 
 def test_a_complex_number_counts_as_two() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -293,27 +294,25 @@ def test_sens_that_is_no_usable_number_is_refused(cell: Any, sens: Any, error: t
 
 def test_plain_cell_returns_the_loss_before_the_update() -> None:
     net = nn.Linear(3, 2)
+    twin = copy.deepcopy(net)
     x, y = torch.randn(4, 3), torch.randn(4, 2)
-    expected = nn.functional.mse_loss(net(x), y)
-    twin = nn.Linear(3, 2)
-    twin.load_state_dict(net.state_dict())
-    reference = SGD(twin.parameters(), lr=0.1)
-    nn.functional.mse_loss(twin(x), y).backward()
-    reference.step()
+    expected = nn.functional.mse_loss(twin(x), y)
+    expected.backward()
+    SGD(twin.parameters(), lr=0.1).step()
     loss = TrainOneStepCell(WithLossCell(net, nn.MSELoss()), SGD(net.parameters(), lr=0.1))(x, y)
     assert torch.equal(loss, expected)
     assert torch.equal(net.weight, twin.weight)
 
 
+def boosted_cell(net: nn.Module, config: dict[str, Any]) -> BoostTrainOneStepCell:
+    given = WithLossCell(net, nn.MSELoss()), SGD(net.parameters(), lr=0.1)
+    return BoostTrainOneStepCell(*AutoBoost("O0", config).network_auto_process_train(*given))
+
+
 def test_gradients_handed_over_are_accumulated_like_a_backward_pass() -> None:
-    net, twin = nn.Linear(3, 2), nn.Linear(3, 2)
-    twin.load_state_dict(net.state_dict())
-    cells = []
-    for module in (net, twin):
-        network, optimizer = AutoBoost("O0", accumulating(2)).network_auto_process_train(
-            WithLossCell(module, nn.MSELoss()), SGD(module.parameters(), lr=0.1)
-        )
-        cells.append(BoostTrainOneStepCell(network, optimizer))
+    net = nn.Linear(3, 2)
+    twin = copy.deepcopy(net)
+    cells = [boosted_cell(module, accumulating(2)) for module in (net, twin)]
     for _ in range(4):
         x, y = torch.randn(4, 3), torch.randn(4, 2)
         loss = cells[0].network(x, y)
@@ -327,11 +326,7 @@ def test_gradients_handed_over_are_accumulated_like_a_backward_pass() -> None:
 
 def test_the_freezing_process_is_one_step_and_returns_its_loss() -> None:
     net = nn.Sequential(*[nn.Linear(3, 3, bias=False) for _ in range(7)])
-    config = freezing(2, kind=0, p=0.0, steps=4)
-    network, optimizer = AutoBoost("O0", config).network_auto_process_train(
-        WithLossCell(net, nn.MSELoss()), SGD(net.parameters(), lr=0.1)
-    )
-    cell = BoostTrainOneStepCell(network, optimizer)
+    cell = boosted_cell(net, freezing(2, kind=0, p=0.0, steps=4))
     before = [p.detach().clone() for p in net.parameters()]
     x, y = torch.randn(4, 3), torch.randn(4, 3)
     expected = nn.functional.mse_loss(net(x), y).detach()
