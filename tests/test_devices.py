@@ -52,13 +52,7 @@ def test_a_training_has_a_place_where_it_runs_as_here(
     ],
 )
 def test_idle_cores_are_places_to_train_where_there_is_memory(
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    threads: int,
-    accelerators: int,
-    others: float,
-    gib: int,
-    places: int,
+    monkeypatch: pytest.MonkeyPatch, device: str, threads: int, accelerators: int, others: float, gib: int, places: int
 ) -> None:
     on_eight_cores(monkeypatch, threads, accelerators)
     monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(idle_cores=lambda: 8 - others))
@@ -218,12 +212,9 @@ def test_an_npu_in_saturation_mode_tells_by_its_flag(monkeypatch: pytest.MonkeyP
     clean = devices.device_overflow("npu")
     utils.flag = True  # the step overflows
     overflowed = devices.device_overflow("npu")
-    assert clean is not None
-    assert overflowed is not None
-    assert (clean.item(), overflowed.item()) == (0.0, 1.0)
-    assert clean.dtype == overflowed.dtype == torch.float32
-    found_inf = torch.maximum(torch.zeros(()), overflowed)
-    assert found_inf.item() == 1.0
+    for found, value in ((clean, 0.0), (overflowed, 1.0)):
+        assert found is not None
+        assert (found.item(), found.dtype) == (value, torch.float32)
 
 
 @pytest.mark.gpu
@@ -250,10 +241,7 @@ def two_accelerators(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_each_rank_takes_the_accelerator_of_its_number(two_accelerators: list[int], name: str) -> None:
-    assert [devices.rank_device(name, local_rank) for local_rank in range(2)] == [
-        torch.device("cuda", 0),
-        torch.device("cuda", 1),
-    ]
+    assert [devices.rank_device(name, rank) for rank in range(2)] == [torch.device("cuda", rank) for rank in range(2)]
     assert two_accelerators == [0, 1]
 
 

@@ -244,23 +244,9 @@ def test_the_way_from_zero_can_be_walked(tmp_path: Path) -> None:
 
 # Words that a reader of English stumbles over, and that were here once.
 STRANGE = (
-    "sign of life",
-    "signs of life",
-    "mend it",
-    "mend the",
-    "said so",
-    "that is dear",
-    "killed with -9",
-    "counted and told",
-    "settings pay on",
-    "poisoned records are",
-    "goes on from there",
-    "nobody tuned",
-    "nobody has worked",
-    "called anew",
-    "tuned anew",
-    "belongs to somebody",
-    "applied all the same",
+    *("sign of life", "signs of life", "mend it", "mend the", "said so", "that is dear", "killed with -9"),
+    *("counted and told", "settings pay on", "poisoned records are", "goes on from there", "nobody tuned"),
+    *("nobody has worked", "called anew", "tuned anew", "belongs to somebody", "applied all the same"),
 )
 
 

@@ -17,9 +17,8 @@ from workbench.core.doctor import Finding, examine
 
 @pytest.fixture(autouse=True)
 def _idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        doctor, "other_work_now", lambda: SimpleNamespace(sentence=lambda: "")
-    )  # it watches for a third of a second
+    # It watches for a third of a second.
+    monkeypatch.setattr(doctor, "other_work_now", lambda: SimpleNamespace(sentence=lambda: ""))
 
 
 def _by_subject(folder: Path) -> dict[str, Finding]:

@@ -74,20 +74,14 @@ def test_train_stops_when_asked(here: Path) -> None:
 
 def test_compare_pairs_seeds_and_takes_o0_as_the_base_of_one(here: Path) -> None:
     labels: list[str] = []
+    options: dict[str, Any] = {"steps": 8, "device": "cpu"}
     comparison = workbench.compare(
-        make_task(),
-        [ACCUMULATE],
-        seeds=[3, 5],
-        steps=8,
-        device="cpu",
-        on_progress=lambda label, _: labels.append(label),
+        make_task(), [ACCUMULATE], seeds=[3, 5], on_progress=lambda label, _: labels.append(label), **options
     )
     base, side = comparison.sides
     assert (base.label, base.summary, side.summary) == ("O0", "nothing switched on", "accumulation over 2")
     assert comparison.seeds == (3, 5)
-    alone = [
-        workbench.train(make_task(), ACCUMULATE, steps=8, seed=seed, device="cpu", out=None).metric for seed in (3, 5)
-    ]
+    alone = [workbench.train(make_task(), ACCUMULATE, seed=seed, out=None, **options).metric for seed in (3, 5)]
     assert list(side.metrics) == alone
     assert side.drop is not None
     assert side.drop.mean == pytest.approx(sum(a - b for a, b in zip(base.metrics, alone, strict=True)) / 2)

@@ -21,9 +21,8 @@ def test_hashed_pins_are_the_tested_ones_and_none_is_missing() -> None:
     tested = (line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split())
     pinned = {canonicalize_name(name): version.partition("+")[0] for name, version in tested}
     others = {name for name, version in hashed.items() if pinned.get(name) != version}
-    assert others <= {"setuptools"}, (
-        "run .ci/hash_constraints again"
-    )  # torch names it, and constraints.txt leaves it open
+    # torch names it, and constraints.txt leaves it open
+    assert others <= {"setuptools"}, "run .ci/hash_constraints again"
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     needed = {canonicalize_name(Requirement(line).name) for line in content["project"]["dependencies"]}
     assert needed <= set(hashed), "run .ci/hash_constraints again"

@@ -37,11 +37,6 @@ def test_a_confirmed_export_reaches_the_same_quality() -> None:
     )
 
 
-def test_a_calculated_speed_is_told_without_an_interval() -> None:
-    said = headline(_choice(speedup=2.0, speedup_low=2.0, speedup_high=2.0), "accuracy")
-    assert "0.50 of O0's time (2.00 x as fast; 10 hours" in said
-
-
 def test_what_shorter_runs_have_shown_is_not_said_of_todays() -> None:
     said = headline(CHOICE, "accuracy", shortened=(30, 228))
     assert "(2.00 x as fast, 95 % interval 1.80 to 2.25), with" in said
@@ -70,15 +65,16 @@ def test_what_is_not_confirmed_only_may(seeds: int, told: str) -> None:
             "in 0.081 of O0's time (12.30 x as fast, 95 % interval 1.80 to 2.25; 10 hours become 49 min)",
         ),
         ({"speedup": 6.0}, "10 hours become 1 h 40 min)"),
+        ({"speedup_low": 2.0, "speedup_high": 2.0}, "0.50 of O0's time (2.00 x as fast; 10 hours"),
+        ({"speedup_low": 0.0, "speedup_high": math.inf}, "(2.00 x as fast; 10 hours"),
     ],
-    ids=["what it reaches", "a gain", "no change", "no metric", "much", "hours and minutes"],
+    ids=[
+        *("what it reaches", "a gain", "no change", "no metric", "much", "hours and minutes"),
+        *("a calculated speed", "an interval without ends"),
+    ],
 )
 def test_the_quality_and_the_time_are_in_units_of_the_user(changed: dict[str, object], told: str) -> None:
     assert told in headline(_choice(**changed), "accuracy")
-
-
-def test_an_interval_without_ends_is_not_told() -> None:
-    assert "(2.00 x as fast; 10 hours" in headline(_choice(speedup_low=0.0, speedup_high=math.inf), "accuracy")
 
 
 @pytest.mark.parametrize("choice", [Choice("o1", None, "O0 is exported: nothing."), _choice(speedup=math.nan)])

@@ -41,12 +41,6 @@ def yes_no() -> tuple[Tensor, Tensor]:
     return logits, targets
 
 
-def test_accuracy_counts_samples_not_batches(classes: tuple[Tensor, Tensor]) -> None:
-    outputs, targets = classes
-    expected = oracle.accuracy_score(targets, outputs.argmax(1))
-    assert measured("accuracy", CE, outputs, targets) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("ignored", [-100, 255])
 def test_accuracy_of_tokens_leaves_out_those_that_the_criterion_ignores(ignored: int) -> None:
     outputs, targets = torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.long)  # class 0 is predicted everywhere
@@ -101,10 +95,12 @@ def test_auroc_of_two_classes_agrees_with_scikit_learn(yes_no: tuple[Tensor, Ten
     assert measured("auroc", loss, outputs, targets) == pytest.approx(oracle.roc_auc_score(targets, logits))
 
 
-def test_auroc_and_f1_of_many_classes_agree_with_scikit_learn(classes: tuple[Tensor, Tensor]) -> None:
+def test_metrics_of_many_classes_count_samples_not_batches_as_scikit_learn(classes: tuple[Tensor, Tensor]) -> None:
     outputs, targets = classes
+    accuracy = oracle.accuracy_score(targets, outputs.argmax(1))
     auroc = oracle.roc_auc_score(targets, outputs.softmax(1), multi_class="ovr")
     f1 = oracle.f1_score(targets, outputs.argmax(1), average="macro")
+    assert measured("accuracy", CE, outputs, targets) == pytest.approx(accuracy)
     assert measured("auc", CE, outputs, targets) == pytest.approx(auroc)
     assert measured("f1", CE, outputs, targets) == pytest.approx(f1)
     assert measured("f1", nn.NLLLoss(), outputs.log_softmax(1), targets) == pytest.approx(f1)
@@ -183,9 +179,10 @@ def test_of_several_numbers_the_first_is_the_metric() -> None:
     assert measured(MeanPrecision(), None, outputs, outputs.clamp(max=2), (2, 2)) == 0.75
 
 
-def test_a_torchmetrics_class_may_be_named() -> None:
+def test_a_torchmetrics_class_may_be_named_and_a_direction_completes_one_without() -> None:
     rule = metric_rule("BinaryF1Score", None, CE)
     assert (rule.name, rule.higher_is_better) == ("BinaryF1Score", True)
+    assert metric_rule(MeanMetric(), "minimize", CE).higher_is_better is False
 
 
 def test_outputs_may_be_an_object_with_logits(classes: tuple[Tensor, Tensor]) -> None:
@@ -210,10 +207,6 @@ def test_outputs_may_be_an_object_with_logits(classes: tuple[Tensor, Tensor]) ->
 def test_a_metric_that_cannot_work_is_refused(metric: Any, direction: Any, words: str) -> None:
     with pytest.raises(MetricError, match=words):
         metric_rule(metric, direction, CE)
-
-
-def test_a_direction_completes_a_metric_without_one() -> None:
-    assert metric_rule(MeanMetric(), "minimize", CE).higher_is_better is False
 
 
 @pytest.mark.parametrize("name", ["accuracy", "auroc", "mse"])
@@ -244,15 +237,10 @@ def test_many_labels_per_sample_are_not_taken_for_one_hot_targets() -> None:
         measured("accuracy", nn.BCEWithLogitsLoss(), torch.ones(4, 3), torch.ones(4, 3), (4,))
 
 
-def test_a_metric_without_a_direction_can_be_measured() -> None:
-    accumulator = new_accumulator("mse", None)
-    accumulator.update(torch.tensor([1.0, 2.0]), (torch.zeros(2), torch.zeros(2)))
-    assert accumulator.compute() == 2.5
+def test_a_metric_can_be_measured_whose_direction_is_not_asked_for_or_not_known() -> None:
+    for metric, targets, expected in (("mse", [0.0, 0.0], 5.0), (MeanMetric(), [3.0, 1.0], 1.5)):
+        accumulator = new_accumulator(metric, None)  # the second argument of MeanMetric is a weight
+        accumulator.update(torch.tensor([1.0, 3.0]), (torch.zeros(2), torch.tensor(targets)))
+        assert accumulator.compute() == expected
     with pytest.raises(MetricError, match="did you mean 'accuracy'"):
         new_accumulator("acuracy", None)
-
-
-def test_a_metric_that_knows_no_direction_is_none_the_worse() -> None:
-    accumulator = new_accumulator(MeanMetric(), None)  # its second argument is a weight
-    accumulator.update(torch.tensor([1.0, 3.0]), (torch.zeros(2), torch.tensor([3.0, 1.0])))
-    assert accumulator.compute() == 1.5

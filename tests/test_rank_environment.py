@@ -35,11 +35,7 @@ def test_one_process_trains_alone(variables: dict[str, str]) -> None:
         ("WORLD_SIZE", "two", "WORLD_SIZE must be a whole number, 1 or more, where WORLD_SIZE is set, got 'two'"),
         ("RANK", "", "RANK must be a whole number, 0 or more, where WORLD_SIZE is set, got ''"),
         ("RANK", "4", r"RANK must be below WORLD_SIZE \(4\), got 4"),
-        (
-            "LOCAL_RANK",
-            "-1",
-            "LOCAL_RANK must be a whole number, 0 or more, .* got '-1'; start the",
-        ),
+        ("LOCAL_RANK", "-1", "LOCAL_RANK must be a whole number, 0 or more, .* got '-1'; start the"),
         ("MASTER_PORT", "0", "MASTER_PORT must be a whole number, 1 or more"),
         ("MASTER_ADDR", "", "MASTER_ADDR must name the machine where the ranks meet"),
     ],

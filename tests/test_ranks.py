@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,15 +56,10 @@ def started(script: str, n_ranks: int, **variables: str) -> list[subprocess.Pope
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
     environment |= {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment |= {"PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "FATAL"} | variables
-    command, pipe = [sys.executable, "-c", HEAD + script], subprocess.PIPE
+    command = [sys.executable, "-c", HEAD + script]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return [
-        subprocess.Popen(
-            command,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-        )
+        subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options)
         for rank in range(n_ranks)
     ]
 
@@ -134,10 +130,8 @@ def test_a_timeout_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, value)
     for text in ("soon", "0", "nan"):
         monkeypatch.setenv("WORKBENCH_RANKS_TIMEOUT", text)
-        with (
-            pytest.raises(ValueError, match=f"RANKS_TIMEOUT must be a number of seconds above 0, got '{text}'"),
-            ranks.joined("cpu"),
-        ):
+        refused = pytest.raises(ValueError, match=f"RANKS_TIMEOUT must be a number of seconds above 0, got '{text}'")
+        with refused, ranks.joined("cpu"):
             pass
 
 

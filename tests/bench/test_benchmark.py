@@ -48,19 +48,8 @@ def test_an_answer_tells_numbers_machine_versions_and_load() -> None:
     answer = run_benchmark(toy(seen), 3)
     told = json.loads(json.dumps(answer.to_dict()))
     assert seen == [3]
-    assert told["findings"] == [
-        {
-            "what": "a / b",
-            "unit": "x",
-            "value": 0.95,
-            "low": 0.9,
-            "high": 1.0,
-            "rounds": 5,
-            "goal": 1.02,
-            "verdict": "met",
-            "note": "",
-        }
-    ]
+    numbers = {"value": 0.95, "low": 0.9, "high": 1.0, "rounds": 5, "goal": 1.02}
+    assert told["findings"] == [{"what": "a / b", "unit": "x", **numbers, "verdict": "met", "note": ""}]
     assert told["command"] == "workbench bench toy --rounds 3"
     assert told["environment"]["versions"]["torch"]
     assert told["environment"]["device"]["torch_threads"] >= 1

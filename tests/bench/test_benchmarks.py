@@ -81,14 +81,8 @@ def test_open_run_reads_draws_and_replays(monkeypatch: pytest.MonkeyPatch) -> No
 def test_panel_handlers_go_through_every_tab_idle_and_while_training() -> None:
     findings = panel_handlers.measure(request(1), steps=200)
     check(findings, 14 * "s", 1)
-    assert [finding.what.partition(",")[0] for finding in findings[:6]] == [
-        "Configure",
-        "Train",
-        "Loss scale",
-        "Tune",
-        "Compare",
-        "Export",
-    ]
+    tabs = [finding.what.partition(",")[0] for finding in findings[:6]]
+    assert tabs == ["Configure", "Train", "Loss scale", "Tune", "Compare", "Export"]
     assert our_threads() == []
 
 
@@ -142,10 +136,6 @@ def test_widgets_encode_what_they_send() -> None:
 
 def test_study_overhead_tells_trials_of_a_study_and_of_plain_optuna() -> None:
     findings = study.measure(request(1), spaces=[3], trials=[2], evaluations=2)
-    assert [finding.what.rpartition(": ")[2] for finding in findings] == [
-        "whole trial",
-        "processor time",
-        "plain Optuna",
-        "ours / plain Optuna",
-    ]
+    lines = [finding.what.rpartition(": ")[2] for finding in findings]
+    assert lines == ["whole trial", "processor time", "plain Optuna", "ours / plain Optuna"]
     assert all(finding.estimate and 0 < finding.estimate.value < math.inf for finding in findings)

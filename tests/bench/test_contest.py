@@ -54,12 +54,7 @@ def test_ours_limit_and_peers_are_multiples_of_the_base() -> None:
         note="asleep",
         clock=clock,
     )
-    assert [one.what for one in found] == [
-        "waiting: ours / half",
-        "waiting: limit / half",
-        "waiting: slow / half",
-        "waiting: gone / half",
-    ]
+    assert [one.what for one in found] == [f"waiting: {side} / half" for side in ("ours", "limit", "slow", "gone")]
     assert [one.verdict for one in found] == ["met", "", "", "absent"]
     assert [one.estimate.value for one in found if one.estimate] == pytest.approx([2.0, 0.5, 3.0])
     assert found[0].note == "asleep"
@@ -139,7 +134,8 @@ def test_operations_are_counted() -> None:
     assert counted.note == f"{2 * n} against {n}, counted"
 
 
-def test_tensors_are_compared_by_name() -> None:
+def test_tensors_are_compared_by_name_and_within_the_tolerance() -> None:
+    require_equal(torch.tensor([1.0, 2.01]), torch.tensor([1.0, 2.0]), "weights", rtol=0.01, atol=0.0)
     one, other = {"a": torch.ones(2), "b": torch.zeros(2)}, {"b": torch.zeros(2), "a": torch.ones(2)}
     require_equal(one, other, "weights", rtol=0.0, atol=0.0)
     for different, sentence in (
@@ -150,17 +146,12 @@ def test_tensors_are_compared_by_name() -> None:
             require_equal(different, other, "weights", rtol=0.0, atol=0.0)
 
 
-def test_results_within_the_tolerance_are_equal() -> None:
-    require_equal(torch.tensor([1.0, 2.01]), torch.tensor([1.0, 2.0]), "weights", rtol=0.01, atol=0.0)
-
-
 def test_threads_are_set_one_after_the_other_and_left_as_they_were() -> None:
     before = torch.get_num_threads()
-    cpu = torch.device("cpu")
-    seen = [(told, torch.get_num_threads()) for told in Request(1, device=cpu, threads=(1, 3)).each_thread_count()]
+    seen = [(told, torch.get_num_threads()) for told in Request(1, device=CPU, threads=(1, 3)).each_thread_count()]
     assert seen == [("1 thread", 1), ("3 threads", 3)]
     assert torch.get_num_threads() == before
-    assert next(iter(Request(1, device=cpu).each_thread_count())) == "1 thread"
+    assert next(iter(Request(1, device=CPU).each_thread_count())) == "1 thread"
 
 
 def test_what_is_installed() -> None:

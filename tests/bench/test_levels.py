@@ -42,12 +42,8 @@ def test_the_level_and_the_exported_configuration_are_found(tmp_path: Path) -> N
     export(tmp_path, "a", FREEZING)
     request = Request(1, device=torch.device("cpu"), threads=(1,))
     found = levels.measure(request, **LEVELS, studies=tmp_path)
-    assert [one.what for one in found] == [
-        "levels, 1 thread: O1 / O0",
-        "levels, 1 thread: O0 in channels_last / O0",
-        "levels, 1 thread: O1 in channels_last / O0",
-        "levels, 1 thread: exported by a / O0",
-    ]
+    sides = ("O1", "O0 in channels_last", "O1 in channels_last", "exported by a")
+    assert [one.what for one in found] == [f"levels, 1 thread: {side} / O0" for side in sides]
     assert all(one.estimate is not None for one in found)
     assert [one.goal is None for one in found] == [False, True, True, False]
     assert found[3].note.endswith("Confirmed.")

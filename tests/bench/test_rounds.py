@@ -11,22 +11,6 @@ from workbench.bench import Estimate, interleaved, median_of, ratio_of, timed
 from workbench.bench.rounds import median_of_copies
 
 
-class Clock:
-    """A clock that work moves on."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def work(self, seconds: float) -> Callable[[], None]:
-        def wait() -> None:
-            self.now += seconds
-
-        return wait
-
-
 def test_sides_take_turns_and_every_other_round_is_reversed() -> None:
     calls: list[str] = []
 
@@ -49,8 +33,12 @@ def test_at_least_one_round_is_asked_for(rounds: int) -> None:
 
 
 def test_work_is_timed_by_the_clock_that_is_given() -> None:
-    clock = Clock()
-    assert timed(clock.work(2.5), clock)() == 2.5
+    now = [100.0]
+
+    def work() -> None:
+        now[0] += 2.5
+
+    assert timed(work, lambda: now[0])() == 2.5
 
 
 def test_a_slow_round_slows_both_sides_and_leaves_the_ratio() -> None:

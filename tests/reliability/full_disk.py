@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,39 +14,28 @@ import pytest
 __all__ = ["FullDisk", "LimitedFiles", "SmallDisk", "disk_of"]
 
 
-class FullDisk:
-    """A folder in which only so much can be written.
+@dataclass
+class SmallDisk:
+    """A file system in memory, with a file that fills it."""
 
-    Attributes:
-        path: The folder.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def leave(self, free_bytes: int) -> None:
         """Make it full but for so much."""
-        raise NotImplementedError
-
-    def empty(self) -> None:
-        """Make room again."""
-        raise NotImplementedError
-
-
-class SmallDisk(FullDisk):
-    """A file system in memory, with a file that fills it."""
-
-    def leave(self, free_bytes: int) -> None:
         self.empty()
         with (self.path / "filler").open("wb", buffering=0) as filler:
             filler.write(b"\0" * max(shutil.disk_usage(self.path).free - free_bytes, 0))
 
     def empty(self) -> None:
+        """Make room again."""
         (self.path / "filler").unlink(missing_ok=True)
 
 
-class LimitedFiles(FullDisk):
-    """No file of this process may become larger than so much."""
+@dataclass
+class LimitedFiles:
+    """A folder like any other; but no file of this process may become larger than so much."""
+
+    path: Path
 
     def leave(self, free_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -53,6 +43,9 @@ class LimitedFiles(FullDisk):
     def empty(self) -> None:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+FullDisk = SmallDisk | LimitedFiles
 
 
 def disk_of(kind: str, folder: Path) -> Iterator[FullDisk]:

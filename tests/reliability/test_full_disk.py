@@ -62,7 +62,6 @@ def assert_nothing_half(folder: Path) -> None:
 def test_a_run_keeps_what_fitted_and_can_be_continued(free: int, disk: FullDisk) -> None:
     disk.leave(free)
     n_written = 0
-    error: BaseException | None = None
     recorders: list[RunRecorder] = []
 
     def record() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -81,11 +80,8 @@ def studies(draw: st.DrawFn, *, tiny: bool = False) -> dict[str, Any]:
     if draw(st.booleans()):
         content["speed"] = {"rounds": draw(st.integers(2, 9)), "steps_per_block": draw(st.integers(1, 9))}
     least = draw(st.integers(2, 3))
-    content["confirm"] = {
-        "seeds_min": least,
-        "seeds_max": draw(st.integers(least, 4)),
-        "candidates": draw(st.integers(1, 2)),
-    }
+    seeds = {"seeds_min": least, "seeds_max": draw(st.integers(least, 4))}
+    content["confirm"] = {**seeds, "candidates": draw(st.integers(1, 2))}
     if draw(st.integers(0, 3)) == 0:
         content["confirm"] = {"enabled": False}
     if draw(st.integers(0, 2)) == 0:
@@ -108,11 +104,8 @@ def test_a_study_file_means_the_same_however_it_is_written(content: dict[str, An
     canonical = file.canonical()
     assert json.loads(json.dumps(canonical)) == canonical  # it is stored as JSON and compared with what comes back
     assert parse_study(tomlkit.dumps(dict(reversed(content.items())))).canonical() == canonical
-    quoted = {
-        **content,
-        "baseline": file.canonical()["baseline"],
-        "study": {**content["study"], "name": file.study.name},
-    }
+    study = {**content["study"], "name": file.study.name}
+    quoted = {**content, "baseline": file.canonical()["baseline"], "study": study}
     assert parse_study(tomlkit.dumps(quoted)).canonical() == canonical
     other = {**content, "study": {**content["study"], "budget_steps": content["study"]["budget_steps"] + 100}}
     assert parse_study(tomlkit.dumps(other)).canonical() != canonical
@@ -141,31 +134,21 @@ def assert_ended_well(directory: Path, n_trials: int) -> None:
         assert config.provenance is not None
 
 
-def run_to_the_end(content: dict[str, Any]) -> None:
-    directory = Path(tempfile.mkdtemp())
-    try:
+@pytest.mark.slow
+@settings(parent=FUZZ, max_examples=max(FUZZ.max_examples // 2, 5))
+@given(content=studies(tiny=True))
+def test_tiny_studies_run_to_their_end(content: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
         (directory / "study.toml").write_text(tomlkit.dumps(content), encoding="utf-8")
         try:
             tune(directory, make_experimenter=make_fake)
         except StudyFailedError:  # every drawn freeze_p diverges, say
             return
         except (StudyError, ConfigError):
-            refused = True
-        else:
-            refused = False
-        if refused:
             assert not (directory / "study.db").exists()  # before anything was begun
             return
         assert_ended_well(directory, content["study"]["n_trials"])
         before = (directory / "calls.log").read_text()
         tune(directory, make_experimenter=make_fake)
         assert (directory / "calls.log").read_text() == before  # a finished study trains nothing again
-    finally:
-        shutil.rmtree(directory)
-
-
-@pytest.mark.slow
-@settings(parent=FUZZ, max_examples=max(FUZZ.max_examples // 2, 5))
-@given(content=studies(tiny=True))
-def test_tiny_studies_run_to_their_end(content: dict[str, Any]) -> None:
-    run_to_the_end(content)

@@ -94,24 +94,34 @@ def test_a_scheduler_is_no_hindrance_and_another_step_is() -> None:
     assert calls == [1]
 
 
-def test_replaced_state_is_noticed() -> None:
+def replaced(one: Optimizer, held: list[nn.Parameter], step: int) -> None:
+    if step == 2:  # one tensor of the state
+        one.state[held[0]]["exp_avg"] = torch.ones(4, 3)
+    if step == 3:  # one entry of it
+        one.state[held[1]] = {name: value.clone() for name, value in one.state[held[1]].items()}
+        one.state[held[1]]["exp_avg_sq"].fill_(2.0)
+    if step == 4:  # all of it
+        one.load_state_dict(copy.deepcopy(one.state_dict()))
+        one.state[held[2]]["step"].fill_(7.0)
+    if step == 5:
+        one.state[held[3]]["step"] = torch.tensor(3.0)
+    if step == 6:  # what lies behind a tensor of it
+        one.state[held[0]]["exp_avg"].data = torch.full((4, 3), 0.5)
+
+
+def added(one: Optimizer, held: list[nn.Parameter], step: int) -> None:
+    if step == 2:
+        one.add_param_group({"params": held[2:]})
+
+
+@pytest.mark.parametrize(("change", "n_at_first"), [(replaced, 4), (added, 2)], ids=["state", "parameters"])
+def test_what_is_replaced_or_added_is_noticed(change: Callable[..., None], n_at_first: int) -> None:
     params, twins = parameters(), parameters()
-    optimizer, twin = (Adam(p, lr=0.1, fused=True) for p in (params, twins))
+    optimizer, twin = (Adam(p[:n_at_first], lr=0.1, fused=True) for p in (params, twins))
     for step in range(8):
         for one, held in ((optimizer, params), (twin, twins)):
             give_gradients(held, step)
-            if step == 2:  # one tensor of the state
-                one.state[held[0]]["exp_avg"] = torch.ones(4, 3)
-            if step == 3:  # one entry of it
-                one.state[held[1]] = {name: value.clone() for name, value in one.state[held[1]].items()}
-                one.state[held[1]]["exp_avg_sq"].fill_(2.0)
-            if step == 4:  # all of it
-                one.load_state_dict(copy.deepcopy(one.state_dict()))
-                one.state[held[2]]["step"].fill_(7.0)
-            if step == 5:
-                one.state[held[3]]["step"] = torch.tensor(3.0)
-            if step == 6:  # what lies behind a tensor of it
-                one.state[held[0]]["exp_avg"].data = torch.full((4, 3), 0.5)
+            change(one, held, step)
         step_if_finite(optimizer, FINITE)
         twin.step()
         assert_same(optimizer, twin)
@@ -127,19 +137,6 @@ def test_gradients_are_not_kept() -> None:
     assert kept
     optimizer.zero_grad(set_to_none=True)
     assert [gradient() for gradient in kept] == [None] * len(kept)
-
-
-def test_added_parameters_join() -> None:
-    params, twins = parameters(), parameters()
-    optimizer, twin = (Adam(p[:2], lr=0.1, fused=True) for p in (params, twins))
-    for step in range(4):
-        for one, held in ((optimizer, params), (twin, twins)):
-            give_gradients(held, step)
-            if step == 2:
-                one.add_param_group({"params": held[2:]})
-        step_if_finite(optimizer, FINITE)
-        twin.step()
-        assert_same(optimizer, twin)
 
 
 def test_a_saved_state_and_a_copy_go_on_alone() -> None:

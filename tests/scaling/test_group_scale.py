@@ -181,9 +181,7 @@ def test_with_factor_and_window_every_group_follows_the_rule_of_the_single_scale
 
 
 def test_a_group_that_only_received_an_overflow_holds_still() -> None:
-    manager = GroupLossScaleManager(
-        8.0, groups_of(3), reduce_ratio=0.5, growth_ratio=2.0, growth_window=2, minimum=1.0, maximum=64.0
-    )
+    manager = GroupLossScaleManager(8.0, groups_of(3), reduce_ratio=0.5, growth_ratio=2.0, growth_window=2)
     manager.finite_steps.fill_(1)
     overflowed, held = torch.tensor([True, False, False]), torch.tensor([True, True, False])
     scales, steps = manager.next_scales(overflowed, held)
@@ -256,19 +254,14 @@ def test_groups_are_found_by_parameter_module_name_and_pair_in_any_order() -> No
     net = nn.Sequential(first, second, third)
     groups: list[list[GroupMember]] = [[("2.bias", third.bias), "0.weight"], [second], [third.weight, first.bias]]
     found = resolve_groups(groups, net)
-    assert [list(group) for group in found] == [
-        ["2.bias", "0.weight"],
-        ["1.weight", "1.bias"],
-        ["2.weight", "0.bias"],
-    ]
+    expected = [["2.bias", "0.weight"], ["1.weight", "1.bias"], ["2.weight", "0.bias"]]
+    assert [list(group) for group in found] == expected
     assert group_name(2, found[1]) == "group 2 (1)"
 
 
 def test_names_are_found_under_the_prefix_of_a_wrapper_unless_they_are_ambiguous() -> None:
-    net = nn.Sequential()
-    net.add_module("head", nn.Linear(2, 1))
-    net.add_module("body", nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-    wrapper = nn.ModuleDict({"net": net})
+    body = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    wrapper = nn.ModuleDict({"net": nn.ModuleDict({"head": nn.Linear(2, 1), "body": body})})
     found = resolve_groups([["head", "body.0"], ["body.1.weight"]], wrapper)
     assert list(found[0]) == ["net.head.weight", "net.head.bias", "net.body.0.weight", "net.body.0.bias"]
     assert list(found[1]) == ["net.body.1.weight"]

@@ -129,28 +129,27 @@ def test_missing_gradients_are_passed_over_and_any_layout_is_unscaled() -> None:
     assert torch.equal(strided, torch.ones(3, 4))
 
 
+def sparse(indices: list[int], values: list[float], dtype: torch.dtype) -> Tensor:
+    return torch.sparse_coo_tensor(
+        torch.tensor([indices]), torch.tensor(values, dtype=dtype), (5,), check_invariants=True
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_sparse_gradients_are_unscaled_and_tested(dtype: torch.dtype) -> None:
-    indices = torch.tensor([[0, 2]])
-    grad = torch.sparse_coo_tensor(
-        indices, torch.tensor([8.0, 4.0], dtype=dtype), (5,), check_invariants=True
-    ).coalesce()
-    found_inf = torch.zeros(())
+    grad, found_inf = sparse([0, 2], [8.0, 4.0], dtype).coalesce(), torch.zeros(())
     unscale_and_check_([grad], torch.tensor(0.25), found_inf)
     assert found_inf == 0.0
     assert grad.to_dense().tolist() == [2.0, 0.0, 1.0, 0.0, 0.0]
-    bad = torch.sparse_coo_tensor(indices, torch.tensor([8.0, math.nan], dtype=dtype), (5,), check_invariants=True)
+    bad = sparse([0, 2], [8.0, math.nan], dtype)
     assert has_overflow([bad])
     assert unscale_and_check_([bad], torch.tensor(0.25), found_inf) == 1.0
 
 
 def test_duplicate_indices_whose_sum_overflows_float16_are_found() -> None:
-    twice = torch.tensor([[1, 1]])
-    values = torch.tensor([60000.0, 60000.0], dtype=torch.float16)
-    fits = torch.sparse_coo_tensor(twice, values.clone(), (3,), check_invariants=True)
-    assert unscale_and_check_([fits], torch.tensor(0.25), torch.zeros(())) == 0.0  # 30000 after unscaling
-    overflows = torch.sparse_coo_tensor(twice, values.clone(), (3,), check_invariants=True)
-    assert unscale_and_check_([overflows], torch.tensor(1.0), torch.zeros(())) == 1.0
+    for inverse, found in ((0.25, 0.0), (1.0, 1.0)):  # 30000 after unscaling, or too much
+        twice = sparse([1, 1], [60000.0, 60000.0], torch.float16)
+        assert unscale_and_check_([twice], torch.tensor(inverse), torch.zeros(())) == found
 
 
 def test_neither_test_reads_the_device() -> None:
@@ -258,13 +257,12 @@ def test_optimizer_copies_cleanly_afterwards_and_the_copy_still_decides(name: st
 
 
 def test_the_attribute_is_taken_away_when_the_step_fails() -> None:
-    params = parameters()
-    optimizer = FUSED["adam"](params)
-    give_gradients(params, 0)
-
     def fail(*_: object) -> None:
         raise OSError("hook")
 
+    params = parameters()
+    optimizer = FUSED["adam"](params)
+    give_gradients(params, 0)
     optimizer.register_step_pre_hook(fail)
     with pytest.raises(OSError, match="hook"):
         step_if_finite(optimizer, flag_of(None))

@@ -199,10 +199,8 @@ def test_boost_train_one_step_with_loss_scale_cell() -> None:
     scaling_sens = torch.full((1,), torch.finfo(torch.float32).max, dtype=torch.float32)
     train_network = boost.BoostTrainOneStepWithLossScaleCell(net_with_loss, optimizer, scale_sense=scaling_sens)
     output = train_network(inputs, label)
-    assert (float(output.loss), bool(output.overflow)) == (
-        256.0,
-        True,
-    )  # such a scale overflows, and the step is skipped
+    # such a scale overflows, and the step is skipped
+    assert (float(output.loss), bool(output.overflow)) == (256.0, True)
     assert torch.equal(net.weight, torch.ones_like(net.weight))
 
 

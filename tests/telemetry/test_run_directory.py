@@ -64,23 +64,18 @@ def test_column_types_do_not_depend_on_the_content(tmp_path: Path) -> None:
     assert empty.events.dtypes["kind"] == pd.Series(["a"]).dtype
 
 
-def test_a_column_that_appears_late_is_nan_before(tmp_path: Path) -> None:
+def test_what_appears_late_is_nan_or_empty_before_and_lists_come_back_as_tuples(tmp_path: Path) -> None:
+    late = {
+        "group_scales": (2.0, 8.0),
+        "grad_exponents": (ExponentCounts("all", -24, (5, 0, 7), zeros=2, nonfinite=1),),
+    }
     recorder = RunRecorder.create(tmp_path, {}, {})
     recorder.write([StepRecord(0, 0.0, 1.0, 1.0)])
-    recorder.write([StepRecord(1, 0.1, 1.0, 1.0, columns={"dim_reduce.rho": 0.5})])
-    recorder.finish({})
-    rho = read_run(recorder.path).steps["dim_reduce.rho"]
-    assert rho.dtype == np.float64
-    np.testing.assert_array_equal(rho, [np.nan, 0.5])
-
-
-def test_lists_come_back_as_tuples_and_are_empty_where_there_are_none(tmp_path: Path) -> None:
-    histogram = ExponentCounts("all", -24, (5, 0, 7), zeros=2, nonfinite=1)
-    recorder = RunRecorder.create(tmp_path, {}, {})
-    plain = StepRecord(0, 0.0, 1.0, 1.0)
-    recorder.write([plain, StepRecord(1, 0.1, 1.0, 1.0, group_scales=(2.0, 8.0), grad_exponents=(histogram,))])
+    recorder.write([StepRecord(1, 0.1, 1.0, 1.0, columns={"dim_reduce.rho": 0.5}, **late)])
     recorder.finish({})
     steps = read_run(recorder.path).steps
+    assert steps["dim_reduce.rho"].dtype == np.float64
+    np.testing.assert_array_equal(steps["dim_reduce.rho"], [np.nan, 0.5])
     assert steps["group_scales"].tolist() == [(), (2.0, 8.0)]
     stored = {"group": "all", "lowest": -24, "counts": [5, 0, 7], "zeros": 2, "nonfinite": 1}
     assert steps["grad_exponents"].tolist() == [(), (stored,)]
@@ -89,13 +84,8 @@ def test_lists_come_back_as_tuples_and_are_empty_where_there_are_none(tmp_path: 
 def test_parquet_files_carry_explicit_types_and_units(tmp_path: Path) -> None:
     schema = pq.read_schema(make_run(tmp_path, "run") / "steps.parquet")
     assert schema.field("group_scales").type == pa.list_(pa.float64())
-    assert [field.name for field in schema.field("grad_exponents").type.value_type] == [
-        "group",
-        "lowest",
-        "counts",
-        "zeros",
-        "nonfinite",
-    ]
+    histogram = [field.name for field in schema.field("grad_exponents").type.value_type]
+    assert histogram == ["group", "lowest", "counts", "zeros", "nonfinite"]
     assert schema.field("time.forward").type == pa.float64()
     assert schema.field("step_ms").metadata[b"unit"] == b"ms"
     assert schema.metadata[b"workbench_schema_version"] == b"1"
