@@ -18,13 +18,7 @@ from tests.accelerator.standin import waits
 from tests.kit import tiny_questions
 from tests.kit.tiny_questions import NET
 from workbench.bench import Finding, Request
-from workbench.bench.questions import (
-    captured_step,
-    host_waits,
-    large_levels,
-    nets,
-    offload,
-)
+from workbench.bench.questions import captured_step, host_waits, large_levels, nets, offload
 from workbench.loss_scale import host_values
 from workbench.tasks import load_task
 

@@ -21,14 +21,7 @@ from workbench.core.distributed import joined
 from workbench.optim.embeddings import EvictingEmbedding, HashEmbedding
 from workbench.runs import read_run
 from workbench.tasks import load_task
-from workbench.training import (
-    Boosted,
-    StepOutcome,
-    TraceBuffer,
-    apply,
-    speed,
-    training_loop,
-)
+from workbench.training import Boosted, StepOutcome, TraceBuffer, apply, speed, training_loop
 from workbench.training.checkpoint import load_checkpoint, save_checkpoint
 from workbench.training.setup import prepare
 
@@ -53,10 +46,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {**MANUAL, "boost.grad_freeze": True, "grad_freeze.param_groups": 3, "grad_freeze.freeze_p": 0.3},
         "O1",
     ),
-    "accumulation": (
-        {**MANUAL, "boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2},
-        "O1",
-    ),
+    "accumulation": ({**MANUAL, "boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2}, "O1"),
     "thor": ({**SCALED, "optimizer.name": "thor", "optimizer.lr": 0.05, "optimizer.frequency": 3}, "O0"),
     "adam": ({**SCALED, "optimizer.name": "Adam"}, "O0"),
 }

@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.methods.less_bn.batch_norm_folding import (
-    affine_of,
-    can_fold_into,
-    fold_into_,
-    has_learned_statistics,
-)
+from workbench.methods.less_bn.batch_norm_folding import affine_of, can_fold_into, fold_into_, has_learned_statistics
 
 LAYERS: dict[str, tuple[Callable[[bool], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda bias: nn.Linear(4, 6, bias=bias), (5, 4)),

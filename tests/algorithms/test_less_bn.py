@@ -18,13 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.golden_files import golden_paths, load_json, load_npz
-from tests.golden_networks import (
-    assert_training,
-    build_network,
-    build_optimizer,
-    load_initial_weights,
-    plain_list,
-)
+from tests.golden_networks import assert_training, build_network, build_optimizer, load_initial_weights, plain_list
 from tests.network_families import (
     DENSENETS,
     RESNETS,

@@ -14,11 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.network_families import ResNet
-from workbench.methods.less_bn.full_normalization import (
-    CommonHeadLastFN,
-    is_classification,
-    smallest_multiplier,
-)
+from workbench.methods.less_bn.full_normalization import CommonHeadLastFN, is_classification, smallest_multiplier
 from workbench.methods.less_bn.method import LessBN
 from workbench.mindspore.train_step_cells import WithLossCell
 from workbench.training import Boosted, apply
@@ -237,9 +233,7 @@ def learned() -> tuple[Net, Tensor, Tensor]:
     return net.eval(), x, labels
 
 
-def test_a_trained_head_keeps_its_predictions_and_the_size_of_its_scores(
-    learned: tuple[Net, Tensor, Tensor],
-) -> None:
+def test_a_trained_head_keeps_its_predictions_and_the_size_of_its_scores(learned: tuple[Net, Tensor, Tensor]) -> None:
     net, x, labels = copy.deepcopy(learned)
     with torch.no_grad():
         before = net(x)

@@ -58,8 +58,7 @@ RATES = [0.1 / (i + 1) for i in range(12)]
 MADE = {
     "thor": Made(thor, counts_skips=True),
     "thor, damping by the step": Made(
-        lambda net: thor(net, damping=torch.tensor([0.3, 0.2, 0.1]), factor_decay=0.0),
-        counts_skips=True,
+        lambda net: thor(net, damping=torch.tensor([0.3, 0.2, 0.1]), factor_decay=0.0), counts_skips=True
     ),
     "thor, trace rule": Made(lambda net: thor(net, trace_threshold=0.05), counts_skips=True),
     "thor, factors of the reference": Made(lambda net: thor(net, factors="mindspore"), counts_skips=True),

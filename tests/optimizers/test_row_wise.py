@@ -13,12 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.loss_scale import step_if_finite, unscale_and_check_
-from workbench.optim.row_wise import (
-    RowWiseAdagrad,
-    RowWiseAdam,
-    _merge_without_waiting,
-    merge_rows,
-)
+from workbench.optim.row_wise import RowWiseAdagrad, RowWiseAdam, _merge_without_waiting, merge_rows
 
 N_ROWS, DIM = 7, 3
 BOTH = pytest.mark.parametrize("kind", [RowWiseAdam, RowWiseAdagrad])

@@ -244,10 +244,7 @@ def test_beside_a_loss_that_is_a_function_a_metric_finds_inputs_and_target_by_na
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        (
-            (X, X, Y),
-            r"needs model\(batch\[0\]\), which the model does not take \(missing .* 'weight'\)",
-        ),
+        ((X, X, Y), r"needs model\(batch\[0\]\), which the model does not take \(missing .* 'weight'\)"),
         (
             {"image": X, "y": Y},
             r"needs model\(\*\*batch\), .* 'x'\); name its arguments after the keys of the batch \(image, y\), or",
