@@ -234,10 +234,8 @@ def test_what_the_user_or_a_step_froze_stays_frozen_whoever_gives_gradients() ->
         train(net, optimizer, range(step, step + 1))
         assert not any(parameter.requires_grad for parameter in frozen)
     optimizer.unfreeze_all()
-    assert [p.requires_grad for p in net.parameters()] == [
-        all(p is not one for one in frozen) for p in net.parameters()
-    ]
-    assert all(torch.equal(*pair) for pair in zip(frozen, before, strict=True))
+    assert [p for p in net.parameters() if not p.requires_grad] == frozen
+    assert all(map(torch.equal, frozen, before))
     optimizer = FreezeOpt(OPTIMIZERS["sgd"](net.parameters()), groups_of(net), [2])
     optimizer.begin_step()
     net.requires_grad_(True)  # as a user's evaluation code might do
@@ -293,10 +291,9 @@ def test_a_copy_goes_on_by_itself(state: Any, copied: Callable[[Any], Any]) -> N
     optimizer = FreezeOpt(inner, groups_of(net), [0, 2, 1, 2], state=state)
     train(net, optimizer, range(3))
     twin, twin_optimizer = copied((net, optimizer))
-    assert twin_optimizer.param_groups[0]["params"][0] is next(iter(twin.parameters()))
+    assert twin_optimizer.param_groups[0]["params"][0] is twin[0].weight
     train(twin, twin_optimizer, range(3, 9))
-    changed = not torch.equal(net[0].weight, twin[0].weight)
-    assert changed
+    assert not torch.equal(net[0].weight, twin[0].weight)
     train(net, optimizer, range(3, 9))
     assert_same(net, twin)
 
@@ -310,15 +307,15 @@ def halve_gradients(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) ->
 
 def test_states_of_another_kind_are_refused() -> None:
     net = network()
-    shared = FreezeOpt(torch.optim.SGD(net.parameters(), lr=0.1), groups_of(net), [0, 1])
-    per_group = FreezeOpt(torch.optim.SGD(net.parameters(), lr=0.1), groups_of(net), [0, 1], state="per_group")
-    fewer = FreezeOpt(torch.optim.SGD(net.parameters(), lr=0.1), groups_of(net)[:2], [0, 1])
-    with pytest.raises(ValueError, match='no entry "freeze"'):
-        shared.load_state_dict(torch.optim.SGD(net.parameters(), lr=0.1).state_dict())
-    with pytest.raises(ValueError, match='saved with state="per_group"'):
-        shared.load_state_dict(per_group.state_dict())
-    with pytest.raises(ValueError, match=r"groups of \[6, 4\] parameters, these have \[6, 4, 2\]"):
-        shared.load_state_dict(fewer.state_dict())
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    shared = FreezeOpt(inner, groups_of(net), [0, 1])
+    for other, words in (
+        (inner, 'no entry "freeze"'),
+        (FreezeOpt(inner, groups_of(net), [0, 1], state="per_group"), 'saved with state="per_group"'),
+        (FreezeOpt(inner, groups_of(net)[:2], [0, 1]), r"groups of \[6, 4\] parameters, these have \[6, 4, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            shared.load_state_dict(other.state_dict())
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -397,45 +394,37 @@ def test_a_closure_is_evaluated_by_the_inner_optimizer() -> None:
 
     before = [p.detach().clone() for p in net.parameters()]
     assert isinstance(optimizer.step(closure), float)
-    assert [torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True)] == [True] * 4 + [False] * 2
+    assert [*map(torch.equal, net.parameters(), before)] == [True] * 4 + [False] * 2
+
+
+def rates_of(optimizer: FreezeOpt, n_steps: int) -> list[float]:
+    """Return the rates of the next steps."""
+    used = []
+    for _ in range(n_steps):
+        used.append(optimizer.active_optimizer.param_groups[0]["lr"])
+        optimizer.step()
+    return used
+
+
+def with_rates(rates: Any, strategy: list[int]) -> FreezeOpt:
+    net = network()
+    inner = torch.optim.SGD(net.parameters(), lr=9.0)
+    return FreezeOpt(inner, groups_of(net), strategy, state="per_group", learning_rates=rates)
 
 
 def test_rates_go_to_the_groups_of_their_steps_or_whole_to_each() -> None:
     assert split_learning_rates([1, 2, 3], [0, 2, 0, 1], 3) == [[1, 3], [], [2]]
     assert split_learning_rates([1, 2, 3], [0, 1], 2) == [[1, 2, 3], [1, 2, 3]]
     assert split_learning_rates([1, 2], None, 2) == [[1, 2], [1, 2]]
-    net = network()
-    rates = torch.tensor([0.5, 0.25, 0.125])
-    optimizer = FreezeOpt(
-        torch.optim.SGD(net.parameters(), lr=9.0), groups_of(net), [0, 1, 0], state="per_group", learning_rates=rates
-    )
-    used = []
-    for _ in range(5):
-        used.append(optimizer.active_optimizer.param_groups[0]["lr"])
-        optimizer.step()
-    assert used == [0.5, 0.25, 0.125, 0.125, 0.25]  # the last rate of a group stays
+    optimizer = with_rates(torch.tensor([0.5, 0.25, 0.125]), [0, 1, 0])
+    assert rates_of(optimizer, 5) == [0.5, 0.25, 0.125, 0.125, 0.25]  # the last rate of a group stays
 
 
 def test_rates_resume_where_each_group_stood() -> None:
-    def build() -> FreezeOpt:
-        net = network()
-        rates = [0.5, 0.4, 0.3, 0.2, 0.1]
-        opt = torch.optim.SGD(net.parameters(), lr=9.0)
-        return FreezeOpt(opt, groups_of(net), [0, 1, 0, 0, 1], state="per_group", learning_rates=rates)
-
-    def rates_from(optimizer: FreezeOpt, n: int) -> list[float]:
-        used = []
-        for _ in range(n):
-            used.append(optimizer.active_optimizer.param_groups[0]["lr"])
-            optimizer.step()
-        return used
-
-    first, second = build(), build()
-    assert rates_from(first, 5) == [0.5, 0.4, 0.3, 0.2, 0.1]
-    first = build()
-    rates_from(first, 3)
+    first, second = (with_rates([0.5, 0.4, 0.3, 0.2, 0.1], [0, 1, 0, 0, 1]) for _ in range(2))
+    assert rates_of(first, 3) == [0.5, 0.4, 0.3]
     second.load_state_dict(first.state_dict())
-    assert rates_from(second, 2) == [0.2, 0.1]
+    assert rates_of(first, 2) == rates_of(second, 2) == [0.2, 0.1]
 
 
 def test_an_optimizer_already_in_training_hands_its_momentum_to_every_group() -> None:
@@ -477,11 +466,9 @@ def test_a_hook_runs_once_at_every_step_of_the_optimizer_that_steps(state: Any, 
     optimizer.register_step_post_hook(lambda *_: called.append("after"))
 
     def step(of: FreezeOpt) -> None:
+        (of.active_optimizer if engine else of).step()
         if engine:
-            of.active_optimizer.step()
             of.advance()
-        else:
-            of.step()
 
     for _ in range(3):
         step(optimizer)
@@ -502,8 +489,8 @@ def test_gradients_that_a_hook_clips_are_clipped_while_layers_are_frozen() -> No
 
     boosted.optimizer.register_step_pre_hook(clip)
     for step in range(4):
-        old = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+        old = nn.utils.parameters_to_vector(net.parameters()).detach()
         boosted.backward(100 * boosted.model(batch(step)).square().mean())
         boosted.step()
-        moved = torch.cat([parameter.detach().flatten() for parameter in net.parameters()]) - old
+        moved = nn.utils.parameters_to_vector(net.parameters()).detach() - old
         assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-2)

@@ -83,7 +83,7 @@ def test_frozen_parameters_are_not_trainable_ones_and_tied_ones_appear_once() ->
 @pytest.mark.parametrize(
     "build",
     [
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+        lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
         lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9), fused=True),
         lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2),
         lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
@@ -107,19 +107,16 @@ def test_a_rebuilt_optimizer_continues_as_the_old_one_would(build: Any) -> None:
             net(torch.ones(4, 3) * (step + 1)).square().mean().backward()
             optimizer.step()
     assert_close(nets[0], nets[1])
-    assert getattr(optimizers[1], "_step_supports_amp_scaling", None) == getattr(
-        optimizers[0], "_step_supports_amp_scaling", None
-    )
+    old, new = (getattr(optimizer, "_step_supports_amp_scaling", None) for optimizer in optimizers)
+    assert old == new
 
 
 def test_an_optimizer_with_an_unusual_constructor_is_refused_with_a_reason() -> None:
-    class Odd(torch.optim.SGD):
+    class Odd(SGD):
         def __init__(self, params: Any, flavour: str) -> None:
             super().__init__(params, lr=0.1)
-            self.flavour = flavour
 
-    net = nn.Linear(2, 1)
-    optimizer = Odd(net.parameters(), "sweet")
+    optimizer = Odd(nn.Linear(2, 1).parameters(), "sweet")
     with pytest.raises(TypeError, match="Odd cannot be rebuilt"):
         rebuild_optimizer(optimizer, optimizer.param_groups)
 
@@ -127,21 +124,12 @@ def test_an_optimizer_with_an_unusual_constructor_is_refused_with_a_reason() -> 
 # Hooks
 
 
-def make(order: list[str]) -> SGD:
-    optimizer = SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-
-    def note(word: str) -> Any:
-        return lambda optimizer, args, kwargs: order.append(word)
-
-    optimizer.register_step_pre_hook(note("before"))
-    optimizer.register_step_pre_hook(note("just before"))
-    optimizer.register_step_post_hook(note("after"))
-    return optimizer
-
-
 def test_hooks_that_torch_drops_from_a_copy_act_again_in_their_order() -> None:
     order: list[str] = []
-    original = make(order)
+    original = SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    original.register_step_pre_hook(lambda *_: order.append("before"))
+    original.register_step_pre_hook(lambda *_: order.append("just before"))
+    original.register_step_post_hook(lambda *_: order.append("after"))
     twin = copy.deepcopy(original)
     assert step_hooks(twin) == ([], []), "torch keeps hooks now; this module may go"
     for _ in range(2):  # none is registered twice

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from tests.kit.callbacks import StopAt
+from tests.kit.callbacks import AtStepEnd, StopAt
 from tests.kit.chains import assert_same_bits
 from tests.kit.configurations import accumulating
 from tests.kit.processes import kill, start, wait_until
@@ -27,7 +27,7 @@ from workbench.core import distributed as ranks
 from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
 from workbench.rec import RecModel
-from workbench.training import load_checkpoint
+from workbench.training import load_checkpoint, save_checkpoint
 from workbench.training.checkpoint_folder import copied_to_host
 
 
@@ -70,19 +70,16 @@ def test_resumed_training_has_the_bits_of_training_that_was_not_interrupted(
     resumed, summary, drift_after = trained_to(30, tmp_path / "cut", resume=True, queue_size=queue_size)
     assert_same(whole, resumed)
     assert summary.n_steps == 30 - cut
-    assert (summary.auc, summary.log_loss, summary.n_records, summary.n_drifts) == (
-        expected.auc,
-        expected.log_loss,
-        expected.n_records,
-        expected.n_drifts,
-    )
+    for figure in ("auc", "log_loss", "n_records", "n_drifts"):
+        assert getattr(summary, figure) == getattr(expected, figure)
     assert drift_after == drift
 
 
 def test_a_half_full_accumulation_window_is_resumed(tmp_path: Path) -> None:
-    whole, _, _ = trained_to(12, tmp_path / "whole", boost_config_dict=accumulating(4))
-    trained_to(6, tmp_path / "cut", boost_config_dict=accumulating(4))
-    resumed, _, _ = trained_to(12, tmp_path / "cut", resume=True, boost_config_dict=accumulating(4))
+    config = accumulating(4)
+    whole, _, _ = trained_to(12, tmp_path / "whole", boost_config_dict=config)
+    trained_to(6, tmp_path / "cut", boost_config_dict=config)
+    resumed, _, _ = trained_to(12, tmp_path / "cut", resume=True, boost_config_dict=config)
     assert_same(whole, resumed)
 
 
@@ -90,16 +87,9 @@ def test_without_an_opener_what_was_trained_on_is_read_again_and_dropped(tmp_pat
     data = list(stream(seed=2, start=0, n=7))
 
     def train(step: int, folder: Path, dataset: Any, resume: bool = False) -> tuple[RecModel, list[int]]:
-        model, epochs = new_recommender(), list[int]()
-
-        class Look(StopAt):
-            def step_end(self, run_context: RunContext) -> None:
-                epochs.append(run_context.original_args().cur_epoch_num)
-                super().step_end(run_context)
-
-        checkpoints = OnlineCheckpoints(folder)
-        model.online_train(dataset, Look(step), checkpoints=checkpoints, resume=resume)
-        return model, epochs
+        model, look = new_recommender(), AtStepEnd(lambda state: state.cur_epoch_num)
+        model.online_train(dataset, [look, StopAt(step)], checkpoints=OnlineCheckpoints(folder), resume=resume)
+        return model, look.values
 
     whole, epochs = train(20, tmp_path / "whole", data)
     _, before = train(9, tmp_path / "cut", data)
@@ -168,14 +158,9 @@ def test_what_a_user_adds_is_kept_too(tmp_path: Path) -> None:
     def train(step: int, folder: Path, resume: bool = False) -> tuple[RecModel, float]:
         model = new_recommender()
         scheduler = torch.optim.lr_scheduler.ExponentialLR(model.optimizer, 0.9)
-
-        class Schedule(StopAt):
-            def step_end(self, run_context: RunContext) -> None:
-                scheduler.step()
-                super().step_end(run_context)
-
+        schedule = AtStepEnd(lambda state: scheduler.step())
         checkpoints = OnlineCheckpoints(folder, also={"scheduler": scheduler})
-        model.online_train(opened, Schedule(step), checkpoints=checkpoints, resume=resume)
+        model.online_train(opened, [schedule, StopAt(step)], checkpoints=checkpoints, resume=resume)
         return model, scheduler.get_last_lr()[0]
 
     whole, rate = train(12, tmp_path / "whole")
@@ -195,16 +180,9 @@ def test_a_step_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.M
         save(state, path)
 
     monkeypatch.setattr(torch, "save", slow_save)
-    times: list[float] = []
-
-    class Clock(StopAt):
-        def step_end(self, run_context: RunContext) -> None:
-            times.append(time.perf_counter())
-            if run_context.original_args().cur_step_num == 20:
-                release.set()
-            super().step_end(run_context)
-
-    new_recommender().online_train(opened, Clock(25), checkpoints=OnlineCheckpoints(tmp_path, 3, keep=9))
+    releasing = AtStepEnd(lambda state: state.cur_step_num == 20 and release.set())
+    checkpoints = OnlineCheckpoints(tmp_path, 3, keep=9)
+    new_recommender().online_train(opened, [releasing, StopAt(25)], checkpoints=checkpoints)
     assert saved[0] == 3
     assert 20 <= saved[1] <= 25  # those in between were put off, not queued
     state = torch.load(tmp_path / "checkpoint-000000000003.pt", weights_only=True)
@@ -222,17 +200,13 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning(tmp_path: Path) -> Non
 
 
 def test_another_setup_is_refused(tmp_path: Path) -> None:
-    model = new_recommender()
-    model.online_train(opened, StopAt(2), checkpoints=OnlineCheckpoints(tmp_path))
+    model, checkpoints = new_recommender(), OnlineCheckpoints(tmp_path)
+    model.online_train(opened, StopAt(2), checkpoints=checkpoints)
     with pytest.raises(ValueError, match="no state of `prequential`"):
-        model.online_train(opened, checkpoints=OnlineCheckpoints(tmp_path), resume=True, prequential=Prequential())
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    from workbench.training import save_checkpoint
-
-    save_checkpoint(plain / "checkpoint-000000000001.pt", model.boosted)
+        model.online_train(opened, checkpoints=checkpoints, resume=True, prequential=Prequential())
+    save_checkpoint(tmp_path / "checkpoint-000000000003.pt", model.boosted)
     with pytest.raises(ValueError, match="not written by online training"):
-        model.online_train(opened, checkpoints=OnlineCheckpoints(plain), resume=True)
+        model.online_train(opened, checkpoints=checkpoints, resume=True)
 
 
 def test_a_copy_shares_nothing() -> None:

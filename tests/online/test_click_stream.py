@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -77,11 +75,8 @@ def test_evicting_tables_and_row_wise_moments_resume_exactly(tmp_path: Path) -> 
         train(step, tmp_path / "cut")
     resumed, summary = train(80, tmp_path / "cut")
     assert summary.n_steps == 39
-    assert (summary.auc, summary.n_records, summary.n_rejected) == (
-        expected.auc,
-        expected.n_records,
-        expected.n_rejected,
-    )
+    for figure in ("auc", "n_records", "n_rejected"):
+        assert getattr(summary, figure) == getattr(expected, figure)
     one, other = state_of(whole), state_of(resumed)
     assert all(torch.equal(one[name], other[name]) for name in one)
     evictions = whole.predict_network.table.occupancy().evictions  # type: ignore[union-attr,operator]
@@ -92,13 +87,13 @@ def test_evicting_tables_and_row_wise_moments_resume_exactly(tmp_path: Path) -> 
 def test_a_drift_of_the_law_is_told_and_recovered_from() -> None:
     """The law changes its mind at record 64,000; what was learned is worth less, and is learned again."""
     law = ClickLaw(seed=3, drift_every=64_000)
-    kept, model = Kept(), new_model()
-
-    def stream(start: int) -> Iterator[Any]:
-        return click_stream(seed=3, start=start, law=law)
-
-    model.online_train(
-        stream, StopAt(2000), prequential=Prequential(window=6400, every=50), drift=PageHinkley(), recorder=kept
+    kept = Kept()
+    new_model().online_train(
+        lambda start: click_stream(seed=3, start=start, law=law),
+        StopAt(2000),
+        prequential=Prequential(window=6400, every=50),
+        drift=PageHinkley(),
+        recorder=kept,
     )
     auc = {record.step + 1: record.columns["online.auc"] for record in kept.records if "online.auc" in record.columns}
     told = [event.step for event in kept.events if event.kind is EventKind.DRIFT]

@@ -95,11 +95,8 @@ def press_twice(context: RunContext) -> None:
     press_ctrl_c()
 
 
-def fail(error: type[BaseException]) -> Callable[[RunContext], object]:
-    def failing_callback(context: RunContext) -> None:
-        raise error
-
-    return failing_callback
+def fail(error: BaseException) -> None:
+    raise error
 
 
 END = IN_GOOD_ORDER[1:]
@@ -115,11 +112,11 @@ ENDINGS: dict[str, tuple[Any, int, Any, Any, int, list[str]]] = {
         lambda: batches(ENDLESS), 2, press_twice, KeyboardInterrupt, 2, ["exit"],
     ),
     "an interrupt that a callback raises is a request": (
-        lambda: batches(ENDLESS), 2, fail(KeyboardInterrupt), "interrupt", 2, ["end", "exit"],
+        lambda: batches(ENDLESS), 2, lambda _: fail(KeyboardInterrupt()), "interrupt", 2, ["end", "exit"],
     ),
     "an error while reading reaches the caller": (failing, 0, None, OSError, 3, ["exit"]),
     "an error of a callback reaches the caller": (
-        lambda: batches(ENDLESS), 2, fail(ZeroDivisionError), ZeroDivisionError, 2, ["exit"],
+        lambda: batches(ENDLESS), 2, lambda _: fail(ZeroDivisionError()), ZeroDivisionError, 2, ["exit"],
     ),
 }  # fmt: skip
 
@@ -168,13 +165,12 @@ def test_an_opener_is_read_once_from_the_beginning() -> None:
 @pytest.mark.parametrize(
     "dataset",
     [
-        pytest.param(lambda: list(batches(3)), id="list"),
-        pytest.param(Numbers, id="iterable dataset"),
-        pytest.param(lambda: DataLoader(Numbers(), batch_size=None), id="loader of an iterable dataset"),
-        pytest.param(
-            lambda: DataLoader(TensorDataset(torch.zeros(6, 3), torch.ones(6, 1)), batch_size=2), id="loader of a table"
-        ),
+        lambda: list(batches(3)),
+        Numbers,
+        lambda: DataLoader(Numbers(), batch_size=None),
+        lambda: DataLoader(TensorDataset(torch.zeros(6, 3), torch.ones(6, 1)), batch_size=2),
     ],
+    ids=["list", "iterable dataset", "loader of an iterable dataset", "loader of a table"],
 )
 def test_what_can_be_iterated_again_is_replayed_until_stopped(dataset: Callable[[], Any]) -> None:
     epochs: list[int] = []
@@ -238,7 +234,6 @@ def test_a_reader_that_hangs_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_reader_waits_for_the_trainer() -> None:
     read = 0
-    ahead: list[int] = []
 
     def counted() -> Iterator[Batch]:
         nonlocal read
@@ -246,16 +241,15 @@ def test_the_reader_waits_for_the_trainer() -> None:
             read += 1
             yield batch
 
-    class Slow(Callback):
-        def step_end(self, run_context: RunContext) -> None:
-            state = run_context.original_args()
-            wait_until(lambda: read >= min(state.cur_step_num + 2, 40))  # it does read ahead
-            time.sleep(0.002)
-            ahead.append(read - state.cur_step_num)
-            assert state.online["online.queue_depth"] <= 3
+    def slowly(state: Any) -> int:
+        wait_until(lambda: read >= min(state.cur_step_num + 2, 40))  # it does read ahead
+        time.sleep(0.002)
+        assert state.online["online.queue_depth"] <= 3
+        return read - state.cur_step_num
 
-    new_model().online_train(counted(), Slow(), queue_size=3)
-    assert max(ahead) <= 4  # the queue, and the one in the reader's hand
+    ahead = AtStepEnd(slowly)
+    new_model().online_train(counted(), ahead, queue_size=3)
+    assert max(ahead.values) <= 4  # the queue, and the one in the reader's hand
 
 
 def test_the_wait_for_a_slow_source_is_measured() -> None:
@@ -295,9 +289,7 @@ def test_training_goes_on_where_a_generator_was_left() -> None:
         pytest.param({"train_dataset": lambda n: 3}, ValueError, "must return an iterable", id="opener"),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_named(
-    arguments: dict[str, Any], error: type[Exception], words: str
-) -> None:
+def test_an_argument_without_sense_is_named(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         new_model().online_train(**{"train_dataset": batches(1), **arguments})
 

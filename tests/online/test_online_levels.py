@@ -19,7 +19,6 @@ from tests.kit.chains import assert_same_bits, chain
 from tests.kit.configurations import accumulating, freezing
 from tests.online.recommender import Recommender, new_recommender, stream
 from workbench.core.records import EventKind
-from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.nn import DynamicLossScaleManager, Model
 from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
 from workbench.optim.embeddings import EvictingEmbedding
@@ -53,7 +52,7 @@ def test_a_stream_has_the_bits_of_a_models_epoch(arguments: dict[str, Any]) -> N
     summary = other.online_train(iter(clicks(24)), prequential=Prequential(100, every=3), queue_size=2)
     assert summary.n_steps == 24
     assert_same_bits(one.predict_network, other.predict_network)
-    assert not torch.equal(next(one.predict_network.parameters()), next(chain(n_in=3, n_out=1).parameters()))
+    assert not torch.equal(one.predict_network[0].weight, chain(n_in=3, n_out=1)[0].weight)
 
 
 def test_a_stream_is_trained_on_with_smoothed_labels_where_the_configuration_asks_for_it() -> None:
@@ -111,10 +110,9 @@ def test_sparse_gradients_have_the_bits_of_a_loop_by_hand() -> None:
 
 def test_a_run_directory_keeps_the_figures_and_the_drift(tmp_path: Path) -> None:
     def drifting() -> Iterator[Any]:
-        for number, ((ids, numbers), labels) in enumerate(stream(seed=1, start=0, n=700)):
-            odds = 4 * (ids[:, 0] % 2) - 2.0
-            yield (ids, numbers), (odds > 0).float() if number < 350 else (odds < 0).float()
-            del labels
+        for number, ((ids, numbers), _) in enumerate(stream(seed=1, start=0, n=700)):
+            is_odd = ids[:, 0] % 2 == 1
+            yield (ids, numbers), (is_odd if number < 350 else ~is_odd).float()
 
     recorder = RunRecorder.create(tmp_path, {}, {})
     model = new_recommender()
@@ -143,14 +141,10 @@ def test_a_run_directory_keeps_the_figures_and_the_drift(tmp_path: Path) -> None
 
 
 def test_an_exception_loses_no_step_of_the_record(tmp_path: Path) -> None:
-    class Fail(Callback):
-        def step_end(self, run_context: RunContext) -> None:
-            if run_context.original_args().cur_step_num == 7:
-                raise ZeroDivisionError
-
+    failing = AtStepEnd(lambda state: 1 / (7 - state.cur_step_num))
     recorder = RunRecorder.create(tmp_path, {}, {})
     with recorder, pytest.raises(ZeroDivisionError):
-        new_recommender().online_train(stream(seed=1, start=0), Fail(), recorder=recorder)
+        new_recommender().online_train(stream(seed=1, start=0), failing, recorder=recorder)
     assert read_run(recorder.path).steps["step"].tolist() == list(range(7))
 
 
@@ -184,21 +178,20 @@ def test_the_size_of_growing_tables_is_recorded() -> None:
 
 @pytest.mark.long
 def test_memory_stays_flat(tmp_path: Path) -> None:
-    sizes: list[int] = []
+    def weigh(state: Any) -> int:
+        if state.cur_step_num % 1000:
+            return 0
+        gc.collect()
+        return psutil.Process().memory_info().rss
 
-    class Weigh(Callback):
-        def step_end(self, run_context: RunContext) -> None:
-            if run_context.original_args().cur_step_num % 1000 == 0:
-                gc.collect()
-                sizes.append(psutil.Process().memory_info().rss)
-
-    recorder = RunRecorder.create(tmp_path, {}, {})
+    weighed = AtStepEnd(weigh)
     new_recommender().online_train(
         stream(seed=1, start=0, n=5000),
-        Weigh(),
+        weighed,
         queue_size=2,
         prequential=Prequential(),
         drift=PageHinkley(),
-        recorder=recorder,
+        recorder=RunRecorder.create(tmp_path, {}, {}),
     )
+    sizes = [size for size in weighed.values if size]
     assert sizes[-1] - sizes[1] < 8 << 20

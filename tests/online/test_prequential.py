@@ -113,14 +113,12 @@ def test_nothing_waits_for_the_device_between_two_looks() -> None:
 
 def test_the_state_is_all_there_is() -> None:
     one, other = Prequential(50), Prequential(50)
-    one.see(torch.zeros(1), torch.ones(1))
-    with pytest.raises(RuntimeError, match="call take_in"):
-        one.state_dict()
-    one = Prequential(50)
     draw = torch.Generator().manual_seed(1)
     for step in range(9):
         scores, labels = torch.randn(9, generator=draw), (torch.rand(9, generator=draw) < 0.4).float()
         one.see(scores, labels)
+        with pytest.raises(RuntimeError, match="call take_in"):
+            one.state_dict()
         one.take_in()
         if step == 4:
             other.load_state_dict(one.state_dict())
@@ -146,16 +144,14 @@ def test_a_step_is_judged_by_the_weights_before_its_update() -> None:
         optimizer.step()
     look = AtStepEnd(lambda state: dict(state.online))
     model = RecModel(network, nn.BCEWithLogitsLoss(), torch.optim.SGD(network.parameters(), lr=0.5, fused=True))
-    model.online_train(iter(list(zip(x, y, strict=True))), look, prequential=Prequential(80, every=10))
-    seen = look.values
-    assert "online.auc" not in seen[8]
-    for step in (9, 19, 29):
-        first = max(0, step + 1 - 10)
-        scores = torch.cat(predictions[first : step + 1]).reshape(-1)
-        labels = y[first : step + 1].reshape(-1)
-        assert seen[step]["online.auc"] == pytest.approx(oracle.roc_auc_score(labels, scores), abs=1e-12)
+    model.online_train(zip(x, y, strict=True), look, prequential=Prequential(80, every=10))
+    assert "online.auc" not in look.values[8]
+    for end in (10, 20, 30):
+        scores, labels = torch.cat(predictions[end - 10 : end]).reshape(-1), y[end - 10 : end].reshape(-1)
+        found = look.values[end - 1]
+        assert found["online.auc"] == pytest.approx(oracle.roc_auc_score(labels, scores), abs=1e-12)
         expected = float(F.binary_cross_entropy_with_logits(scores.double(), labels.double()))
-        assert seen[step]["online.log_loss"] == pytest.approx(expected, rel=1e-9)
+        assert found["online.log_loss"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_network_that_returns_its_loss_returns_what_is_to_be_judged_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,6 @@ def same_bits(tensors: dict[str, Tensor], module: nn.Module) -> bool:
 def test_every_version_has_the_bits_of_the_model(
     versions: list[list[tuple[int, float]]], full_every: int, delta_rows: int
 ) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         module = Table()
         publisher = SnapshotPublisher(folder, full_every=full_every, delta_rows=delta_rows)
@@ -144,8 +143,8 @@ def test_readers_see_one_version_at_every_moment_whether_they_follow_or_not(tmp_
         try:
             while not is_over.is_set() or not seen[follows]:
                 published = load_published(tmp_path, published if follows else None)
-                values = {float(tensor.min()) for tensor in published.tensors.values() if tensor.any()}
-                values |= {float(tensor.max()) for tensor in published.tensors.values() if tensor.any()}
+                filled = [tensor for tensor in published.tensors.values() if tensor.any()]
+                values = {float(end) for tensor in filled for end in (tensor.min(), tensor.max())}
                 assert values == {float(published.version)} == {float(published.step)}
                 seen[follows].append(published.version)
         except BaseException as error:
@@ -240,13 +239,12 @@ def averaging(**sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sparse", "options"),
     [
-        pytest.param(False, {}, id="dense gradients"),
-        pytest.param(True, {}, id="sparse gradients"),
-        pytest.param(False, averaging(regularization={"weight_average": "ema", "decay": 0.99}), id="a method averages"),
-        pytest.param(
-            False, averaging(optimizer={"name": "ScheduleFreeAdamW", "lr": 0.01}), id="the optimizer averages"
-        ),
+        (False, {}),
+        (True, {}),
+        (False, averaging(regularization={"weight_average": "ema", "decay": 0.99})),
+        (False, averaging(optimizer={"name": "ScheduleFreeAdamW", "lr": 0.01})),
     ],
+    ids=["dense gradients", "sparse gradients", "a method averages", "the optimizer averages"],
 )
 def test_training_publishes_the_weights_that_predict(sparse: bool, options: dict[str, Any], tmp_path: Path) -> None:
     model, served = new_recommender(sparse, **options), new_recommender(sparse)
