@@ -27,13 +27,8 @@ def auroc(scores: Any, clicks: Any) -> float:
 
 
 def same(one: ClickBatch, other: ClickBatch) -> bool:
-    (ids, numbers), labels = one
-    (other_ids, other_numbers), other_labels = other
-    return (
-        torch.equal(ids, other_ids)
-        and torch.equal(numbers.nan_to_num(9.0), other_numbers.nan_to_num(9.0))
-        and torch.equal(labels, other_labels)
-    )
+    pairs = zip((*one[0], one[1]), (*other[0], other[1]), strict=True)
+    return all(torch.equal(mine.nan_to_num(9.0), theirs.nan_to_num(9.0)) for mine, theirs in pairs)
 
 
 @settings(deadline=None, max_examples=8)
@@ -111,9 +106,7 @@ def test_items_are_born_and_forgotten() -> None:
 
 def test_numbers_of_different_uses_are_independent() -> None:
     law, places = ClickLaw(n_fields=64, n_numbers=64), np.arange(4000)
-    columns = np.concatenate(
-        [law.draws(places, "id", 64), law.draws(places, "number", 64), law.draws(places, "label", 2)], axis=1
-    )
+    columns = np.concatenate([law.draws(places, *of) for of in (("id", 64), ("number", 64), ("label", 2))], axis=1)
     correlations = np.corrcoef(columns.T) - np.eye(130)
     assert np.abs(correlations).max() < 5.5 / math.sqrt(4000)
     assert not set(law.draws(places[:9], "label", 1).ravel()) & set(law.draws(places[:9], "poison", 3).ravel())

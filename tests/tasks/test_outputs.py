@@ -106,36 +106,24 @@ def test_loss_and_metric_see_the_part_that_outputs_names(shape: str, outputs: An
 @pytest.mark.parametrize(
     ("shape", "told"),
     [
-        (
-            "dict",
-            "the model returns a dict of 'out', 'aux'; say in the Task which part is the prediction, for example "
-            "outputs='out'",
-        ),
-        (
-            "tuple",
-            "the model returns a tuple of 2; say in the Task which part is the prediction, for example outputs=0",
-        ),
-        ("list", "the model returns a list of 2; say in the Task which part is the prediction, for example outputs=1"),
-        (
-            "hugging",
-            "the model returns a ModelOutput of 'loss', 'logits'; say in the Task which part is the prediction, "
-            "for example outputs='logits'",
-        ),
-        (
-            "object",
-            "the model returns Answer; say in the Task which part is the prediction, for example "
-            "outputs=lambda returned: returned.logits",
-        ),
+        ("dict", ("a dict of 'out', 'aux'", "'out'")),
+        ("tuple", ("a tuple of 2", "0")),
+        ("list", ("a list of 2", "1")),
+        ("hugging", ("a ModelOutput of 'loss', 'logits'", "'logits'")),
+        ("object", ("Answer", "lambda returned: returned.logits")),
     ],
 )
 @pytest.mark.parametrize(
     "loss", [nn.CrossEntropyLoss(), nn.MSELoss(), F.l1_loss, nn.NLLLoss()], ids=["ce", "mse", "l1", "nll"]
 )
-def test_without_it_a_sentence_names_what_came_and_how_to_mend_it(shape: str, told: str, loss: Any) -> None:
-    task = task_of(shape, loss=loss)
+def test_without_it_a_sentence_names_what_came_and_how_to_mend_it(shape: str, told: tuple[str, str], loss: Any) -> None:
+    task, (what, example) = task_of(shape, loss=loss), told
     with pytest.raises(TaskError) as caught:
         task.compute_loss(Net(shape), (X, Y))
-    assert str(caught.value) == f"task 'wrapped': the loss needs a tensor, but {told}"
+    assert str(caught.value) == (
+        f"task 'wrapped': the loss needs a tensor, but the model returns {what}; say in the Task which part is the "
+        f"prediction, for example outputs={example}"
+    )
 
 
 def test_the_metric_says_it_too_where_the_loss_is_a_function_of_the_model() -> None:
@@ -187,10 +175,9 @@ def test_outputs_is_a_key_an_index_or_a_function(outputs: Any) -> None:
 class _MeanWidth(MeanMetric):
     higher_is_better = True
 
-    def update(self, found: list[dict[str, torch.Tensor]], wanted: list[dict[str, torch.Tensor]]) -> None:
-        super().update(
-            torch.stack([one["boxes"].sum() / other["boxes"].sum() for one, other in zip(found, wanted, strict=True)])
-        )
+    def update(self, found: list[dict[str, Tensor]], wanted: list[dict[str, Tensor]]) -> None:
+        for one, other in zip(found, wanted, strict=True):
+            super().update(one["boxes"].sum() / other["boxes"].sum())
 
 
 class _Detector(nn.Module):
@@ -198,26 +185,23 @@ class _Detector(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 4)
 
-    def forward(self, images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
         return [{"boxes": self.layer(image)} for image in images]
 
 
 def test_a_metric_of_boxes_is_given_the_list_that_a_function_names() -> None:
     batch = ([torch.ones(4), torch.ones(4)], [{"boxes": torch.full((4,), 2.0)}, {"boxes": torch.full((4,), 4.0)}])
-    task = Task(
-        name="boxes",
+    task = task_of(
+        "list",
+        lambda boxes: boxes,
         model=_Detector,
         loss=lambda model, batch: torch.stack([one["boxes"].sum() for one in model(batch[0])]).mean(),
-        optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
         train=[batch],
         evaluate=[batch],
         metric=_MeanWidth(),
-        outputs=lambda boxes: boxes,
     )
-    model = task.new_model()
+    model, where = task.new_model(), (torch.device("cpu"), Precision("O0", "float16", "cpu"))
     width = model(batch[0])[0]["boxes"].sum().item()
-    assert evaluate(task, model, torch.device("cpu"), Precision("O0", "float16", "cpu")) == pytest.approx(
-        (width / 8 + width / 16) / 2
-    )
+    assert evaluate(task, model, *where) == pytest.approx((width / 8 + width / 16) / 2)
     with pytest.raises(TaskError, match="the metric _MeanWidth needs a tensor, but the model returns a list of 2; say"):
-        evaluate(replace(task, outputs=None), model, torch.device("cpu"), Precision("O0", "float16", "cpu"))
+        evaluate(replace(task, outputs=None), model, *where)

@@ -77,15 +77,15 @@ def test_a_resident_loader_gathers_without_asking_for_single_samples(monkeypatch
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param(lambda: DataLoader(Noisy(), batch_size=3), id="code of the user's"),
-        pytest.param(lambda: loader(collate_fn=lambda samples: samples), id="batches of the user's"),
-        pytest.param(lambda: ShuffledBatches(11, 3, 0, lambda i: ROWS[i]), id="a closure"),
+        DataLoader(Noisy(), batch_size=3),
+        loader(collate_fn=lambda samples: samples),
+        ShuffledBatches(11, 3, 0, lambda i: ROWS[i]),
     ],
+    ids=["code of the user's", "batches of the user's", "a closure"],
 )
-def test_what_is_not_known_is_left_alone_with_a_sentence(source: Callable[[], Any]) -> None:
-    given = source()
+def test_what_is_not_known_is_left_alone_with_a_sentence(source: Any) -> None:
     with pytest.warns(UserWarning, match="`runtime.data` = resident has no effect"):
-        assert resident(given, CPU) is given
+        assert resident(source, CPU) is source
 
 
 def test_resident_samples_lie_on_the_device() -> None:
@@ -151,7 +151,5 @@ def test_trouble_in_a_source_is_its_own() -> None:
         ([torch.zeros(2, 2)], "cuda", True),
     ],
 )
-def test_memory_gains_where_a_loader_picks_sample_by_sample_or_batches_are_on_the_host_of_an_accelerator(
-    source: Any, device: str, gains: bool
-) -> None:
+def test_memory_gains_where_samples_are_picked_one_by_one_or_travel(source: Any, device: str, gains: bool) -> None:
     assert gains_from_memory(source, 0, torch.device(device)) == gains

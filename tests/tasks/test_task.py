@@ -61,19 +61,11 @@ def small_task(**changes: Any) -> Task:
         (ModelLoss(), False),
     ],
     ids=[
-        "module",
-        "functional",
-        "partial functional",
-        "partial module",
-        "function",
-        "lambda",
-        "partial function",
-        "module of a model",
+        *("module", "functional", "partial functional", "partial module"),
+        *("function", "lambda", "partial function", "module of a model"),
     ],
 )
-def test_modules_and_functionals_are_criteria_and_other_callables_see_model_and_batch(
-    loss: Any, criterion: bool
-) -> None:
+def test_modules_and_functionals_are_criteria_and_others_see_model_and_batch(loss: Any, criterion: bool) -> None:
     assert is_criterion(loss) is criterion
     task = small_task(loss=loss)
     model = task.new_model()
@@ -271,13 +263,9 @@ def test_a_seed_or_start_that_is_none_is_refused(seed: Any, start: Any) -> None:
 
 
 def test_a_digest_of_unhashed_data_changes_with_the_data() -> None:
-    digests = {
-        small_task().data_digest(),
-        small_task(evaluate=[(X + 1, Y)]).data_digest(),
-        small_task(train=[(X + 1, Y)]).data_digest(),
-    }
-    assert len(digests) == 3
-    assert small_task().data_digest() in digests
+    other, digest = [(X + 1, Y)], small_task().data_digest()
+    assert len({digest, *(small_task(**{name: other}).data_digest() for name in ("train", "evaluate"))}) == 3
+    assert small_task().data_digest() == digest
     assert small_task(data_hash="v1").data_digest() == "v1"
 
 
