@@ -148,12 +148,9 @@ def test_golden_steps_searches_and_state(path: Path) -> None:
             np.testing.assert_allclose(arrays["gk_last"][call], arrays["gk"][call], rtol=1e-6)
             np.testing.assert_allclose(arrays["sk"][call], step.rho * arrays["dk"][call], rtol=1e-6)
         else:
-            for name, kept in (
-                ("bk", made.inverse_hessian),
-                ("gk_last", made.previous_gradient),
-                ("sk", made.previous_step),
-            ):
-                assert_near(kept, arrays[name][call], 1e-6, name)
+            kept = {"bk": made.inverse_hessian, "gk_last": made.previous_gradient, "sk": made.previous_step}
+            for name, value in kept.items():
+                assert_near(value, arrays[name][call], 1e-6, name)
         length = float(np.abs(arrays["gk"][call]).max())  # of the gradients whose projection is taken away
         momentum = torch.split(made.momentum, [p.numel() for p in made.weight])
         astray = step.rho * (made.components.T @ (step.direction - recorded["dk"].reshape(-1)).to(made.components))
@@ -221,10 +218,8 @@ def test_the_update_is_the_inverse_of_the_hessians_bfgs_update(drawn: tuple[int,
     root, y, s = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((k, k), (k,), (k,)))
     hessian = root @ root.T + torch.eye(k, dtype=torch.float64)
     y = y if y @ s > 0 else -y
+    y = y if y @ s >= 0.05 else y + s
     q = y @ s
-    if q < 0.05:
-        y = y + s
-        q = y @ s
     found = updated_curvature(torch.linalg.inv(hessian), y, s)
     hs = hessian @ s
     wanted = torch.linalg.inv(hessian - torch.outer(hs, hs) / (s @ hs) + torch.outer(y, y) / q)
@@ -431,18 +426,15 @@ def test_a_row_of_zeros_is_never_moved_along() -> None:
 def test_curvature_is_kept_in_float64_where_weights_are_float32() -> None:
     net = Bowl(5, torch.float32)
     made = reducer(net, line_search_trials=16)
-    wanted, last_gradient, last_step = np.eye(3), None, np.zeros(3)
+    wanted, last_gradient, last_step = np.eye(3), np.zeros(3), np.zeros(3)
     for _ in range(12):
         descend(net, made, 1)
         step = made.last_step
         gradient = step.gradient.numpy()
-        tried = wanted
-        if last_gradient is not None:
-            y = gradient - last_gradient
-            q = y @ last_step
-            if q > 1e-20:
-                t = np.eye(3) - np.outer(y, last_step) / q
-                tried = t.T @ wanted @ t + np.outer(last_step, last_step) / q
+        tried, y = wanted, gradient - last_gradient
+        if (q := y @ last_step) > 1e-20:  # and 0 in the first step
+            t = np.eye(3) - np.outer(y, last_step) / q
+            tried = t.T @ wanted @ t + np.outer(last_step, last_step) / q
         if step.found:
             wanted, last_gradient, last_step = tried, gradient, -step.rho * (tried @ gradient)
     assert not np.array_equal(wanted, np.eye(3))

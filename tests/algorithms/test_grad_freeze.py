@@ -124,9 +124,8 @@ def test_golden_freeze_training_through_cells_with_state_per_group(path: Path) -
     if any(meta["group_dynamic_lr"]):
         for ours, recorded in zip(optimizer.group_learning_rates, meta["group_dynamic_lr"], strict=True):
             np.testing.assert_allclose(ours, recorded, rtol=1e-6)
-    if any(
-        option.get("weight_decay") for option in [optimizer_arguments(meta), *(meta["optimizer_param_groups"] or [])]
-    ):
+    options = [optimizer_arguments(meta), *(meta["optimizer_param_groups"] or [])]
+    if any(option.get("weight_decay") for option in options):
         flags = zip(recorded_names, meta["group_weight_decay_flags"], strict=True)
         for index, (group, recorded) in enumerate(flags):
             assert decay_flags(optimizer, names, index) == dict(zip(group, recorded, strict=True))

@@ -8,6 +8,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +206,7 @@ class LongBranch(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4))
-        pairs = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)) for _ in range(7)]
-        self.branch = nn.Sequential(*pairs)
+        self.branch = nn.Sequential(*[nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)) for _ in range(7)])
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
@@ -217,13 +218,11 @@ def test_never_more_than_two_norms_in_a_row_go() -> None:
     assert report.kept == ("stem.1", "branch.0.1", "branch.3.1", "branch.6.1")
 
 
-class SqueezeBlock(nn.Module):
+class SqueezeBlock(Block):
     """Residual block whose branch ends in a squeeze-and-excitation gate."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
         self.squeeze, self.excite = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -237,7 +236,6 @@ class Pyramid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.low = ResNet("basic", (1,), (4,))
         self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
         self.down = SqueezeBlock()
         self.lateral = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
@@ -282,48 +280,46 @@ def test_models_without_a_removable_norm_warn_once_and_stay(model: nn.Module, ma
         reduce_batch_norms_(model, match="names")  # type: ignore[arg-type]
 
 
+class Meanwhile(nn.Module):
+    """A layer, before which something else happens."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        super().__init__()
+        self.do, self.layer = do, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.do()
+        return self.layer(x)
+
+
 def test_networks_that_two_threads_trace_at_once_leave_module_calls_as_they_were() -> None:
-    class Slow(nn.Module):
-        def __init__(self, seconds: float) -> None:
-            super().__init__()
-            self.seconds, self.layer = seconds, nn.Linear(2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            begun.release()
-            time.sleep(self.seconds)
-            return self.layer(x)
-
     begun, before = threading.Semaphore(0), nn.Module.__call__
-    threads = [threading.Thread(target=read_graph, args=(Slow(seconds),)) for seconds in (0.2, 0.4)]
-    for thread in threads:
-        thread.start()
-        assert begun.acquire(timeout=10.0)
-    for thread in threads:
-        thread.join()
+
+    def slowly(seconds: float) -> None:
+        begun.release()
+        time.sleep(seconds)
+
+    with ThreadPoolExecutor() as pool:
+        for seconds in (0.2, 0.4):
+            pool.submit(read_graph, Meanwhile(partial(slowly, seconds)))
+            assert begun.acquire(timeout=10.0)
     assert nn.Module.__call__ is before
 
 
 def test_another_thread_may_call_its_model_while_a_network_is_traced() -> None:
     traced, called = threading.Event(), threading.Event()
 
-    class Waiting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 2)
+    def wait() -> None:
+        traced.set()
+        called.wait(30)
 
-        def forward(self, x: Tensor) -> Tensor:
-            traced.set()
-            called.wait(30)
-            return self.layer(x)
-
-    reading = threading.Thread(target=read_graph, args=(Waiting(),))
-    reading.start()
-    try:
-        assert traced.wait(30)
-        assert nn.Sequential(nn.Linear(2, 3), nn.ReLU())(torch.ones(1, 2)).shape == (1, 3)
-    finally:
-        called.set()
-        reading.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(read_graph, Meanwhile(wait))
+        try:
+            assert traced.wait(30)
+            assert nn.Sequential(nn.Linear(2, 3), nn.ReLU())(torch.ones(1, 2)).shape == (1, 3)
+        finally:
+            called.set()
 
 
 def test_fresh_networks_keep_their_other_weights() -> None:

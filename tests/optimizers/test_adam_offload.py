@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -75,28 +76,22 @@ def test_hundred_steps_equal_plain_adam_in_float64(decay: float, loss_scale: flo
     assert_close(net, twin, rtol=1e-10, atol=1e-12)
 
 
-@st.composite
-def memberships(draw: st.DrawFn) -> tuple[list[int], list[float], list[float], list[list[bool]]]:
-    of = [draw(st.integers(0, 2)) for _ in range(4)]
-    rates = [draw(st.sampled_from([0.0, 0.01, 0.1])) for _ in range(3)]
-    decays = [draw(st.sampled_from([0.0, 0.05])) for _ in range(3)]
-    present = draw(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6))
-    return of, rates, decays, present
-
-
 @settings(max_examples=20)
-@given(memberships())
+@given(
+    of=st.tuples(*[st.integers(0, 2)] * 4),
+    rates=st.tuples(*[st.sampled_from([0.0, 0.01, 0.1])] * 3),
+    decays=st.tuples(*[st.sampled_from([0.0, 0.05])] * 3),
+    present=st.lists(st.tuples(*[st.booleans()] * 4), min_size=1, max_size=6),
+)
 def test_groups_and_missing_gradients_are_parameters_on_their_own(
-    case: tuple[list[int], list[float], list[float], list[list[bool]]],
+    of: Sequence[int], rates: Sequence[float], decays: Sequence[float], present: list[Sequence[bool]]
 ) -> None:
-    of, rates, decays, present = case
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(3, 2, dtype=torch.float64, generator=generator) for _ in of]
     weights = [nn.Parameter(w.clone()) for w in start]
-    used = sorted(set(of))
     groups = [
         {"params": [w for w, g in zip(weights, of, strict=True) if g == k], "lr": rates[k], "weight_decay": decays[k]}
-        for k in used
+        for k in sorted(set(of))
     ]
     optimizer = AdamOffload(groups)
     plain = [PlainAdam(decays[k]) for k in of]
@@ -107,8 +102,7 @@ def test_groups_and_missing_gradients_are_parameters_on_their_own(
             if flag:
                 plain[i].update(start[i], gradient, rates[of[i]])
         optimizer.step()
-    for ours, theirs in zip(weights, start, strict=True):
-        torch.testing.assert_close(ours.detach(), theirs, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close([weight.detach() for weight in weights], start, rtol=1e-10, atol=1e-12)
 
 
 def test_a_state_of_torch_adam_is_taken() -> None:

@@ -54,18 +54,9 @@ def test_a_fused_kernel_that_is_wrong_for_a_format_is_not_used() -> None:
 
 def test_thor_gets_what_the_section_says() -> None:
     section = OptimizerConfig(
-        name="thor",
-        lr=0.2,
-        momentum=0.8,
-        weight_decay=0.01,
-        nesterov=True,
-        damping=0.5,
-        damping_decay=0.5,
-        frequency=4,
-        factor_decay=0.3,
-        trace_threshold=0.02,
-        kl_clip=0.01,
-    )
+        name="thor", lr=0.2, momentum=0.8, weight_decay=0.01, nesterov=True, damping=0.5, damping_decay=0.5,
+        frequency=4, factor_decay=0.3, trace_threshold=0.02, kl_clip=0.01,
+    )  # fmt: skip
     optimizer = build_optimizer(section, network(), CompatibilityConfig(thor_factors="mindspore"))
     assert isinstance(optimizer, Thor)
     group, rules = optimizer.param_groups[0], optimizer.preconditioner.rules

@@ -274,13 +274,11 @@ def test_a_window_resumes_in_its_middle() -> None:
 def test_clearing_gradients_clears_those_that_left() -> None:
     net, twin = network(), network()
     travelling = LateOffload(net.parameters(), 0.01, offload_gradients=True)
-    in_place = AdamOffload(twin.parameters(), 0.01)
     train(net, travelling, range(1))
-    train(twin, in_place, range(1))
     backward(net, 7)
     travelling.zero_grad()
     train(net, travelling, range(1, 2))
-    train(twin, in_place, range(1, 2))
+    train(twin, AdamOffload(twin.parameters(), 0.01), range(2))
     assert_same(net, twin)
 
 
@@ -303,8 +301,7 @@ def test_two_optimizers_cannot_both_take_the_gradient() -> None:
     first, second = (offload(net.parameters(), offload_gradients=True) for _ in range(2))
     train(net, first, range(1))
     backward(net, 1)
-    second_gradient = torch.ones_like(net[0].weight)
-    net[0].weight.grad = second_gradient
+    net[0].weight.grad = torch.ones_like(net[0].weight)
     with pytest.raises(RuntimeError, match="two optimizers"):
         second.step()
 
@@ -341,9 +338,7 @@ def test_the_trace_learns_what_the_host_knows() -> None:
 
 
 def test_buckets_go_backwards_and_keep_to_their_size() -> None:
-    sizes = [10, 300, 20, 20, 5]
-    parameters = [torch.zeros(n) for n in sizes]
-    parameters.insert(3, torch.zeros(7, dtype=torch.bfloat16))
+    parameters = [torch.zeros(n, dtype=torch.bfloat16 if n == 7 else None) for n in (10, 300, 20, 7, 20, 5)]
     found = [[tensor.numel() for tensor in bucket] for bucket in make_buckets(parameters, 200)]
     assert found == [[5, 20, 20], [7], [300], [10]]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests.kit.twins import assert_close
 from workbench.loss_scale import step_if_finite, unscale_and_check_
 from workbench.optim.row_wise import RowWiseAdagrad, RowWiseAdam, _merge_without_waiting, merge_rows
 
@@ -43,13 +44,8 @@ def give_gradient(table: nn.Parameter, rows: list[int], values: Tensor) -> None:
 
 
 def everything(optimizer: Optimizer, model: nn.Module) -> bytes:
-    return pickle.dumps(
-        [p.detach().numpy().tobytes() for p in model.parameters()]
-        + [
-            [value.numpy().tobytes() for value in state.values()]
-            for state in (optimizer.state[p] for p in model.parameters())
-        ]
-    )
+    values = [value for p in model.parameters() for value in (p.detach(), *optimizer.state[p].values())]
+    return pickle.dumps([value.numpy().tobytes() for value in values])
 
 
 BATCHES = st.lists(st.lists(st.integers(0, N_ROWS - 1), min_size=1, max_size=6), min_size=1, max_size=8)
@@ -77,9 +73,7 @@ def test_a_row_is_where_a_dense_adam_of_its_own_would_have_brought_it(batches: l
 
 @settings(max_examples=20)
 @given(batches=BATCHES, start=st.sampled_from([0.0, 0.5]), decay=st.sampled_from([0.0, 0.1]))
-def test_adagrad_divides_by_the_root_of_the_rows_mean_squares(
-    batches: list[list[int]], start: float, decay: float
-) -> None:
+def test_adagrad_divides_by_the_root_of_a_rows_mean_squares(batches: Any, start: float, decay: float) -> None:
     torch.manual_seed(0)
     table = nn.Parameter(torch.randn(N_ROWS, DIM, dtype=torch.float64))
     weights = [[float(w) for w in row] for row in table.detach()]
@@ -111,8 +105,7 @@ def test_dense_parameters_are_trained_by_adam(kind: Any) -> None:
         optimizer.step()
         adam.step()
         optimizer.zero_grad()
-    torch.testing.assert_close(model.head.weight, twin.head.weight, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(model.head.bias, twin.head.bias, rtol=1e-12, atol=1e-14)
+    assert_close(model.head, twin.head, rtol=1e-12, atol=1e-14)
 
 
 @BOTH
@@ -184,9 +177,7 @@ def test_merged_rows_are_those_of_coalesce_on_any_device(rows: list[int]) -> Non
 
 @BOTH
 @pytest.mark.parametrize("flag", [0.0, 1.0])
-def test_a_device_that_is_not_waited_for_skips_likewise(
-    kind: Any, flag: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_not_waited_for_skips_too(kind: Any, flag: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of accelerators, taken on the CPU: the flag is used in the arithmetic and the host never reads it."""
     monkeypatch.setattr("workbench.optim.row_wise._reads_without_waiting", lambda tensor: False)
     model, twin = Scored(torch.float32), Scored(torch.float32)

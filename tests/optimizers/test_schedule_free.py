@@ -106,13 +106,8 @@ def test_a_parameter_that_rests_goes_on_as_if_nothing_had_been() -> None:
     assert torch.equal(resting, steady)
 
 
-class _Normalized(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.layers(inputs)  # type: ignore[no-any-return]
+def normalized() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
 
 
 def task(*, scheduler: bool = False) -> Task:
@@ -123,7 +118,7 @@ def task(*, scheduler: bool = False) -> Task:
 
     return Task(
         name="normalized",
-        model=_Normalized,
+        model=normalized,
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda named: torch.optim.SGD([one for _, one in named], lr=0.1),
         train=batches,
@@ -139,8 +134,7 @@ FREE = BoostConfig.from_dict({"optimizer": {"name": "ScheduleFreeAdamW", "lr": 0
 
 
 def test_a_run_is_evaluated_with_the_averages_and_trained_without_them() -> None:
-    cpu, normalized = torch.device("cpu"), task()
-    prepared = prepare(normalized, FREE, level="O0", seed=0, device=cpu, steps=20)
+    prepared = prepare(task(), FREE, level="O0", seed=0, device=torch.device("cpu"), steps=20)
     boosted, batches = prepared.boosted, prepared.batches(0)
     for _ in range(5):
         boosted.backward(prepared.task.compute_loss(boosted.model, next(batches)))
@@ -151,12 +145,11 @@ def test_a_run_is_evaluated_with_the_averages_and_trained_without_them() -> None
         inside = copy.deepcopy(boosted.model.state_dict())
     assert torch.equal(torch.random.get_rng_state(), random)
     changed = {name for name in state if not torch.equal(state[name], inside[name])}
-    assert {"layers.0.weight", "layers.1.running_mean", "layers.1.running_var"} <= changed
-    twin = _Normalized()  # statistics at the averages: plain means over the last batches of training
+    assert {"0.weight", "1.running_mean", "1.running_var"} <= changed
+    twin = normalized()  # statistics at the averages: plain means over the last batches of training
     twin.load_state_dict(inside)
-    seen = itertools.islice(normalized.batches(0), 5)
-    means = torch.stack([twin.layers[0](inputs).mean(0) for inputs, _ in seen])
-    assert torch.allclose(inside["layers.1.running_mean"], means.mean(0), atol=1e-6)
+    means = torch.stack([twin[0](inputs).mean(0) for inputs, _ in itertools.islice(task().batches(0), 5)])
+    assert torch.allclose(inside["1.running_mean"], means.mean(0), atol=1e-6)
     after = boosted.model.state_dict()
     assert all(torch.equal(state[name], after[name]) for name in state)
     assert boosted.model.training

@@ -55,11 +55,10 @@ def test_one_step_from_zero_gives_the_weights_of_float32(nesterov: bool, scale: 
         first, second = ([torch.zeros(shape, dtype=dtype) for shape in shapes] for _ in range(2))
         step_ = adam_step_ if dtype == torch.float32 else RoundedAdam().step_
         step_(weights, gradients, first, second, AdamNumbers(0.1, (0.9, 0.999), 1e-8, 0.1, scale, nesterov))
-        results.append((weights, first, second))
-    for a, b in zip(results[0][0], results[1][0], strict=True):
-        assert torch.equal(a, b)
-    for exact, short in zip(results[0][1] + results[0][2], results[1][1] + results[1][2], strict=True):
-        torch.testing.assert_close(short.float(), exact, rtol=2.0**-7, atol=0.0)
+        results.append((weights, [moment.float() for moment in (*first, *second)]))
+    (exact, full), (same, short) = results
+    assert all(map(torch.equal, same, exact))
+    torch.testing.assert_close(short, full, rtol=2.0**-7, atol=0.0)
 
 
 def test_training_stays_near_full_moments() -> None:

@@ -33,9 +33,7 @@ class Events:
 
     def __init__(self) -> None:
         self.told: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.told.append(event)
+        self.emit = self.told.append
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -68,6 +66,13 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> Non
         optimizer.zero_grad()
         F.cross_entropy(net(x), y).backward()
         optimizer.step()
+
+
+def train_boosted(boosted: Boosted, steps: range) -> None:
+    for step in steps:
+        x, y = batch(step)
+        boosted.backward(F.cross_entropy(boosted.model(x), y))
+        boosted.step()
 
 
 # The step
@@ -350,12 +355,9 @@ def test_a_block_that_is_not_positive_definite_is_damped_more_and_told() -> None
     assert raised[0].subject == ""  # the network is the layer
     assert raised[0].value >= 1e-5
     assert "factor A of  was not positive definite" in raised[0].message
-    inverses = optimizer.preconditioner.blocks.inverses.values()
-    assert all(torch.isfinite(inverse).all() for inverse in inverses)
-    layer = optimizer.preconditioner.layers[0]
-    assert not torch.equal(
-        dense(optimizer.preconditioner.blocks, layer.a, optimizer.preconditioner.blocks.inverses), torch.eye(40)
-    )
+    engine = optimizer.preconditioner
+    assert all(torch.isfinite(inverse).all() for inverse in engine.blocks.inverses.values())
+    assert not torch.equal(dense(engine.blocks, engine.layers[0].a, engine.blocks.inverses), torch.eye(40))
 
 
 # Overflow and loss scale
@@ -468,12 +470,8 @@ def test_group_scales_reach_the_factors() -> None:
         "amp": {"level": "O0"},
     }
     boosted = apply(config, net, thor(net, frequency=2), level="O0")
-    other = apply({"amp": {"level": "O0"}}, plain, thor(plain, frequency=2), level="O0")
-    for step in range(14):
-        for pair, model in ((boosted, net), (other, plain)):
-            x, y = batch(step)
-            pair.backward(F.cross_entropy(model(x), y))
-            pair.step()
+    train_boosted(boosted, range(14))
+    train_boosted(apply({"amp": {"level": "O0"}}, plain, thor(plain, frequency=2), level="O0"), range(14))
     assert float(boosted.loss_scaling.group_scales.max()) > 256.0
     assert_close(net, plain, rtol=1e-3, atol=1e-4)
 
@@ -504,18 +502,12 @@ def test_a_window_of_micro_batches_has_the_factors_of_one_large_batch() -> None:
 
 
 def test_resuming_in_the_middle_of_a_window_keeps_what_was_collected() -> None:
-    def go(boosted: Boosted, steps: range) -> None:
-        for step in steps:
-            x, y = batch(step)
-            boosted.backward(F.cross_entropy(boosted.model(x), y))
-            boosted.step()
-
     net, fresh = network(), network()
     boosted, resumed = boosted_in_windows(net, 2), boosted_in_windows(fresh, 2)
-    go(boosted, range(5))
+    train_boosted(boosted, range(5))
     resumed.load_state_dict(copy.deepcopy(boosted.state_dict()))
-    go(boosted, range(5, 12))
-    go(resumed, range(5, 12))
+    train_boosted(boosted, range(5, 12))
+    train_boosted(resumed, range(5, 12))
     assert_same(fresh, net)
 
 
