@@ -279,19 +279,6 @@ def descend(net: Bowl, made: DimReduce, steps: int, loss_scale: float = 1.0) -> 
     return losses
 
 
-def test_with_every_direction_it_minimises_a_quadratic_faster_than_gradient_descent() -> None:
-    net, twin = Bowl(), Bowl()
-    descend(net, reducer(net, 5, alpha=0.0, line_search_trials=20), 30)
-    rate = 1 / torch.linalg.eigvalsh(twin.hessian).max()  # the best safe constant rate
-    for _ in range(30):
-        grads = torch.autograd.grad(twin(), [twin.a, twin.b])
-        with torch.no_grad():
-            for parameter, grad in zip((twin.a, twin.b), grads, strict=True):
-                parameter -= rate * grad
-    torch.testing.assert_close(net.flat(), net.minimum, rtol=0, atol=1e-6)
-    assert net() < 1e-6 * twin()
-
-
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 12))
 @settings(max_examples=20)
 def test_without_residual_it_stays_in_the_subspace_and_no_step_climbs(seed: int, k: int, trials: int) -> None:

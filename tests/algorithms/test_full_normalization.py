@@ -52,14 +52,14 @@ def replacement_cases() -> list[Any]:
     return cases
 
 
+def below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Return the arrays whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(prefix)}
+
+
 @pytest.mark.parametrize(("path", "case"), layer_cases())
 def test_layer_and_gradients_equal_golden(path: Path, case: dict[str, Any]) -> None:
-    _, arrays = load_npz(path)
-    recorded = {
-        key.removeprefix(f"{case['index']}/"): torch.from_numpy(value)
-        for key, value in arrays.items()
-        if key.startswith(f"{case['index']}/")
-    }
+    recorded = below(f"{case['index']}/", load_npz(path)[1])
     layer = CommonHeadLastFN(case["in_channels"], case["out_channels"], bias=case["has_bias"])
     assert [tuple(p.shape) for p in layer.parameters()] == [tuple(shape) for shape in case["shapes"]]
     layer.load_state_dict({name: recorded[name] for name in case["param_names"]})
@@ -140,8 +140,7 @@ def build_replacement_net(name: str, weights: Mapping[str, Tensor]) -> nn.Module
 @pytest.mark.parametrize(("path", "name", "case"), replacement_cases())
 def test_every_module_scope_replaces_the_golden_layers(path: Path, name: str, case: dict[str, Any]) -> None:
     _, arrays = load_npz(path)
-    prefix = f"{name}/w/"
-    weights = {k.removeprefix(prefix): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(prefix)}
+    weights = below(f"{name}/w/", arrays)
     net = build_replacement_net(name, weights)
     if net is None:
         pytest.skip(f"no builder for the recorded network {name!r}")
@@ -181,12 +180,12 @@ def test_golden_training_with_a_normalized_head_is_reproduced(path: Path) -> Non
     assert_training(net, build_optimizer(meta, plain_list(net)), meta, arrays)
 
 
-@given(
-    st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=4),
-    st.floats(0.5, 100),
-)
+ROWS = st.lists(st.tuples(*[st.floats(-1e3, 1e3, width=32)] * 3), min_size=1, max_size=4)
+
+
+@given(ROWS, st.floats(0.5, 100))
 @settings(max_examples=30)
-def test_long_rows_become_unit_rows_whatever_their_length(values: list[list[float]], factor: float) -> None:
+def test_long_rows_become_unit_rows_whatever_their_length(values: list[tuple[float, ...]], factor: float) -> None:
     rows = torch.tensor(values, dtype=torch.float64)
     length = rows.norm(dim=-1)
     normalized = normalize_rows(rows)

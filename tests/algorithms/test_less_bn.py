@@ -112,9 +112,8 @@ def test_resnets_keep_the_stem_and_the_last_norm_of_each_block(depth: int, match
 def test_densenets_lose_the_first_norm_of_all_layers_but_the_first_of_a_block() -> None:
     blocks = DENSENETS[121]
     report = reduce_batch_norms_(DenseNet(blocks, 2, 4))
-    assert set(report.removed) == {
-        f"features.denseblock{b}.denselayer{i}.norm1" for b, n in enumerate(blocks, start=1) for i in range(2, n + 1)
-    }
+    later = [f"denseblock{b}.denselayer{i}" for b, n in enumerate(blocks, start=1) for i in range(2, n + 1)]
+    assert list(report.removed) == [f"features.{layer}.norm1" for layer in later]
 
 
 @pytest.mark.parametrize("match", ["structure", "reference"])

@@ -206,9 +206,7 @@ def test_nothing_is_folded_into_a_parametrized_or_hooked_convolution(alter: Call
 
 
 @pytest.mark.parametrize("make", [lambda: Block(Logged), AsksForForm])
-def test_a_subclass_that_computes_the_same_is_removed_and_asking_for_a_shape_is_no_reading(
-    make: Callable[[], Block],
-) -> None:
+def test_a_subclass_that_computes_the_same_is_removed_and_a_shape_may_be_asked_for(make: Callable[[], Block]) -> None:
     change, report = change_of(learned(Net(make())))
     assert change < 1e-5
     assert (report.removed, report.split) == (("block.bn1",), ())

@@ -135,7 +135,7 @@ def test_a_network_that_is_no_plain_classifier_keeps_its_last_layers(make: Any, 
         torch.testing.assert_close(net.eval()(x), before(x), rtol=1e-5, atol=1e-5)
 
 
-def test_the_head_of_a_classifier_that_lost_a_batch_norm_is_normalised_and_announced(
+def test_the_head_of_a_classifier_that_lost_a_norm_is_normalised_and_told_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     net = Net()
@@ -154,12 +154,10 @@ def test_the_head_of_a_classifier_that_lost_a_batch_norm_is_normalised_and_annou
 
 def test_without_a_criterion_the_head_stays_and_a_sentence_says_what_to_pass(caplog: pytest.LogCaptureFixture) -> None:
     net = Net()
-    made = boosted(net)
+    (note,) = boosted(net).notes
     assert type(net.fc) is nn.Linear
-    assert made.notes == (
-        "head not normalised: without a criterion it is not known to be a classifier; pass `criterion`",
-    )
-    assert caplog.messages == list(made.notes)
+    assert note == "head not normalised: without a criterion it is not known to be a classifier; pass `criterion`"
+    assert caplog.messages == [note]
 
 
 @pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), nn.MSELoss()], ids=["classification", "regression"])
@@ -215,8 +213,11 @@ def test_a_linear_with_a_weight_norm_or_a_hook_is_left_alone() -> None:
         assert boosted(net, nn.CrossEntropyLoss()).notes == ("head not normalised: `fc` is not a plain Linear",)
 
 
+Learned = tuple[Net, Tensor, Tensor]
+
+
 @pytest.fixture(scope="module")
-def learned() -> tuple[Net, Tensor, Tensor]:
+def learned() -> Learned:
     """A network that has learned to tell which quarter of an image is bright, images and labels; to be copied."""
     torch.manual_seed(0)
     labels = torch.arange(256) % 4
@@ -233,7 +234,7 @@ def learned() -> tuple[Net, Tensor, Tensor]:
     return net.eval(), x, labels
 
 
-def test_a_trained_head_keeps_its_predictions_and_the_size_of_its_scores(learned: tuple[Net, Tensor, Tensor]) -> None:
+def test_a_trained_head_keeps_its_predictions_and_the_size_of_its_scores(learned: Learned) -> None:
     net, x, labels = copy.deepcopy(learned)
     with torch.no_grad():
         before = net(x)
@@ -247,9 +248,7 @@ def test_a_trained_head_keeps_its_predictions_and_the_size_of_its_scores(learned
 
 @pytest.mark.filterwarnings("ignore:less_bn goes by")
 @pytest.mark.parametrize("example_inputs", [None, (torch.zeros(1, 2),)], ids=["none", "some_that_do_not_run"])
-def test_a_trained_head_of_whose_features_nothing_is_known_keeps_most_predictions(
-    example_inputs: Any, learned: tuple[Net, Tensor, Tensor]
-) -> None:
+def test_a_trained_head_of_unknown_features_keeps_most_predictions(example_inputs: Any, learned: Learned) -> None:
     net, x, _ = copy.deepcopy(learned)
     with torch.no_grad():
         before = net(x)
@@ -260,7 +259,7 @@ def test_a_trained_head_of_whose_features_nothing_is_known_keeps_most_prediction
     assert not net.training
 
 
-def test_the_head_of_a_trained_network_loads_into_that_of_a_fresh_one(learned: tuple[Net, Tensor, Tensor]) -> None:
+def test_the_head_of_a_trained_network_loads_into_that_of_a_fresh_one(learned: Learned) -> None:
     old, fresh = copy.deepcopy(learned[0]), Net()
     boosted(old, nn.CrossEntropyLoss())
     boosted(fresh, nn.CrossEntropyLoss())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.algorithms.test_grad_centralization import names, tensors
 from tests.golden_files import golden_paths, load_json
 from workbench.methods.parameter_process import ParameterProcess
 
@@ -26,24 +27,16 @@ def parameters_of(cases: dict[str, Any]) -> dict[str, nn.Parameter]:
 def test_golden_groups_for_a_changed_network(path: Path) -> None:
     cases = load_json(path)["cases"]
     parameters = parameters_of(cases)
-    by_identity = {id(p): name for name, p in parameters.items()}
     recorded = {key: case for key, case in cases.items() if key.startswith("group_params_") and isinstance(case, dict)}
     assert recorded
     for key, case in recorded.items():
         origin: Any = case["origin"]
         if isinstance(origin, list):
-            origin = [
-                {k: [parameters[n] for n in entry] if k.endswith("params") else entry for k, entry in group.items()}
-                for group in origin
-            ]
+            origin = tensors(origin, parameters)
         else:
             origin = iter(parameters.values()) if origin.startswith("iterator") else list(parameters.values())
         groups = ParameterProcess.generate_group_params([parameters[n] for n in case["parameters"]], origin)
-        named = [
-            {k: [by_identity[id(p)] for p in entry] if k.endswith("params") else entry for k, entry in group.items()}
-            for group in groups
-        ]
-        assert named == case["output"], key
+        assert names(groups, parameters) == case["output"], key
 
 
 @GOLDEN
@@ -81,18 +74,14 @@ def test_golden_fusion_indices(path: Path) -> None:
 
 def test_a_replaced_layer_keeps_its_options_when_names_are_known() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    rates = {"0": 0.1, "1": 0.7}
     optimizer = torch.optim.SGD(
-        [
-            {"params": list(net[0].named_parameters(prefix="0")), "lr": 0.1},
-            {"params": list(net[1].named_parameters(prefix="1")), "lr": 0.7},
-        ]
+        [{"params": list(net.get_submodule(name).named_parameters(prefix=name)), "lr": rates[name]} for name in rates]
     )
     net[1] = nn.Linear(2, 2, bias=False)
     groups = ParameterProcess.generate_group_params(net.named_parameters(), optimizer.param_groups)
-    assert [(group["lr"], group["param_names"]) for group in groups] == [
-        (0.1, ["0.weight", "0.bias"]),
-        (0.7, ["1.weight"]),
-    ]
+    found = {group["lr"]: group["param_names"] for group in groups}
+    assert found == {0.1: ["0.weight", "0.bias"], 0.7: ["1.weight"]}
     assert groups[1]["params"][0] is net[1].weight
     rebuilt = torch.optim.SGD(groups)
     assert rebuilt.param_groups[1]["param_names"] == ["1.weight"]
@@ -113,11 +102,10 @@ def test_parameters_stand_in_a_group_where_they_stood_and_left_over_ones_as_give
     origin = [{"params": [(name, named[name]) for name in ("1.bias", "0.weight", "1.weight")], "lr": 0.1}]
     named["1.bias"] = nn.Parameter(torch.ones(2))  # replaced: its name leads to its place
     groups = ParameterProcess.generate_group_params(reversed(named.items()), origin)
-    assert [group["param_names"] for group in groups] == [
-        ["1.bias", "0.weight", "1.weight"],
-        ["2.bias", "2.weight", "0.bias"],
-    ]
-    assert groups[0]["params"][0] is named["1.bias"]
+    first, left_over = groups
+    assert first["param_names"] == ["1.bias", "0.weight", "1.weight"]
+    assert left_over["param_names"] == ["2.bias", "2.weight", "0.bias"]
+    assert first["params"][0] is named["1.bias"]
 
 
 @given(st.lists(st.integers(0, 12), max_size=6), st.integers(1, 10))

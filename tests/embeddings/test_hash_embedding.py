@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,8 @@ def test_several_hashes_are_summed_by_importance() -> None:
     assert rows.shape == (2, 2, 2)
     importance_rows = HashEmbedding(7, 1, seed=embedding._seed_of(2)).rows_of(ids)
     expected = torch.zeros(2, 2, 3)
-    for i in range(2):
-        for j in range(2):
-            for k in range(2):
-                expected[i, j] += embedding.importance[importance_rows[i, j], k] * embedding.weight[rows[i, j, k]]
+    for i, j, k in itertools.product(range(2), repeat=3):
+        expected[i, j] += embedding.importance[importance_rows[i, j], k] * embedding.weight[rows[i, j, k]]
     torch.testing.assert_close(embedding(ids), expected)
     assert (rows[..., 0] != rows[..., 1]).any()
 

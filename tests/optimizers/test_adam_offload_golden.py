@@ -93,11 +93,6 @@ def two_groups(**first: Any) -> list[dict[str, Any]]:
     return [{"params": [one], **first}, {"params": [two]}]
 
 
-def duplicated() -> AdamOffload:
-    one = nn.Parameter(torch.ones(3))
-    return AdamOffload([{"params": [one]}, {"params": [one]}])
-
-
 def ordered(change: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> AdamOffload:
     groups = two_groups()
     return AdamOffload([*groups, change(groups)])
@@ -126,7 +121,7 @@ CASES: dict[str, Callable[[], AdamOffload]] = {
     "params=None": lambda: AdamOffload(None),
     "params=[1]": lambda: AdamOffload([1]),
     "unknown group key": lambda: AdamOffload(two_groups(speed=1)),
-    "duplicate param in groups": duplicated,
+    "duplicate param in groups": lambda: AdamOffload([{"params": [nn.Parameter(torch.ones(3))]}] * 2),
     "order_params length mismatch": lambda: ordered(lambda groups: {"order_params": groups[0]["params"]}),
     "order_params with other key": lambda: ordered(
         lambda groups: {"order_params": groups[0]["params"] + groups[1]["params"], "lr": 0.1}

@@ -197,8 +197,8 @@ def test_one_update_is_exact_with_the_polynomials_of_the_package() -> None:
     weight.grad = gradient
     optimizer.step()
     update = (0.9 * 0.1 + 0.1) * gradient.double()
-    u, values, v = torch.linalg.svd(update, full_matrices=False)
-    lifted = values / (1.01 * (values**8).sum() ** (1 / 8))
+    u, lifted, v = torch.linalg.svd(update, full_matrices=False)
+    lifted = lifted / (1.01 * (lifted**8).sum() ** (1 / 8))
     for a, b, c in polynomials(3):
         lifted = a * lifted + b * lifted**3 + c * lifted**5
     expected = (1 - 0.05 * 0.1) * began - 0.05 * (u * lifted) @ v

@@ -238,17 +238,11 @@ def test_the_network_is_needed() -> None:
 def test_rates_and_damping_follow_their_tensors_and_functions_and_stay_at_the_end() -> None:
     net = network()
     optimizer = thor(net, learning_rate=torch.tensor([0.3, 0.2]), damping=lambda step: 1.0 / (step + 1))
-    seen = []
-    for step in range(4):
-        seen.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["damping"]))
+    (group,) = optimizer.param_groups
+    for step, rate in enumerate((0.3, 0.2, 0.2, 0.2)):
+        assert (group["lr"], group["damping"]) == (pytest.approx(rate), 1.0 / (step + 1))
         train(net, optimizer, range(step, step + 1))
         assert optimizer.columns()["thor.damping"] == pytest.approx(1.0 / (step + 1))
-    assert seen == [
-        (pytest.approx(0.3), 1.0),
-        (pytest.approx(0.2), 0.5),
-        (pytest.approx(0.2), pytest.approx(1 / 3)),
-        (pytest.approx(0.2), 0.25),
-    ]
 
 
 def test_groups_keep_what_they_say_and_the_filter_asks_by_name() -> None:
@@ -538,13 +532,12 @@ def test_a_rebuilt_optimizer_takes_inverses_and_momentum_along() -> None:
     net, other = network(), network()
     optimizer, same = (thor(one, learning_rate=torch.tensor([0.05, 0.04])) for one in (net, other))
     train(net, optimizer, range(4))
-    train(other, same, range(4))
     whole = [p for group in optimizer.param_groups for p in group["params"]]
     split = [dict(optimizer.param_groups[0], params=whole[:3]), dict(optimizer.param_groups[0], params=whole[3:])]
     rebuilt = rebuild_optimizer(optimizer, split)
     assert isinstance(rebuilt, Thor)
     train(net, rebuilt, range(4, 9))
-    train(other, same, range(4, 9))
+    train(other, same, range(9))
     assert_same(net, other)
 
 
@@ -574,13 +567,11 @@ def test_a_frozen_layer_makes_up_for_its_refresh(state: Any) -> None:
     inner = thor(net)
     groups = [list(net.parameters()), list(net[4:].parameters())]
     optimizer = FreezeOpt(inner, groups, [1, 1, 0, 0], state=state)
-    engine = inner.preconditioner
     refreshed = []
     optimizer.begin_step()
     for step in range(8):
-        due = engine.due
+        refreshed.append(inner.preconditioner.due)
         train(net, optimizer, range(step, step + 1))
-        refreshed.append(due)
     # Steps 0, 3 and 6 are due; the convolution (layer 0) trains in steps 2, 3, 6 and 7.
     assert refreshed == [[1, 2], [], [0], [0, 1, 2], [], [], [0, 1, 2], []]
     saved = optimizer.state_dict()
@@ -612,7 +603,5 @@ def test_a_recorded_run_has_the_columns_and_events() -> None:
     records, events = trace.drain()
     assert [record.columns["thor.refreshed"] for record in records] == [1.0, 0.0, 0.0, 1.0, 0.0]
     assert [record.columns["thor.damping"] for record in records] == [0.1] * 5
-    assert [(event.step, event.kind, event.value) for event in events] == [
-        (0, EventKind.FACTORS_REFRESHED, 3.0),
-        (3, EventKind.FACTORS_REFRESHED, 3.0),
-    ]
+    refreshed = EventKind.FACTORS_REFRESHED
+    assert [(event.step, event.kind, event.value) for event in events] == [(0, refreshed, 3.0), (3, refreshed, 3.0)]

@@ -20,6 +20,7 @@ from workbench.optim.thor.matrices import FactorBlocks, block_ranges
 from workbench.optim.thor.optimizer import Thor
 
 CPU = torch.device("cpu")
+Ints = tuple[int, ...]
 
 
 def covariance(size: int, seed: int) -> Tensor:
@@ -58,8 +59,7 @@ def test_padded_blocks_have_the_inverses_of_the_blocks(sizes: list[int], block_s
         torch.testing.assert_close(dense(blocks, number, blocks.inverses), whole, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(block_inverse(factor, damping, block_size), whole, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(traces[number], factor.trace())
-    for values in blocks.inverses.values():  # padding stays what it was
-        assert torch.isfinite(values).all()
+    assert all(values.isfinite().all() for values in blocks.inverses.values())  # padding stays what it was
 
 
 def test_only_the_chosen_factors_change_and_a_failed_one_keeps_its_inverse() -> None:
@@ -96,24 +96,14 @@ def test_a_factor_that_is_not_finite_never_becomes_an_inverse(value: float) -> N
 
 @settings(max_examples=30)
 @given(
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.tuples(st.integers(5, 20), st.integers(5, 20)),
-    st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(5, 20), st.integers(5, 20)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
 )
-def test_patches_are_those_of_unfold(
-    n: int,
-    channels: int,
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    padding: tuple[int, int],
-) -> None:
-    images = torch.randn(n, channels, *size, generator=torch.Generator().manual_seed(0))
+def test_patches_are_those_of_unfold(shape: Ints, kernel: Ints, stride: Ints, dilation: Ints, padding: Ints) -> None:
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     seen = patches(images, kernel, stride, dilation, (padding[1], padding[1], padding[0], padding[0]))
     unfolded = F.unfold(images, kernel, dilation, padding, stride)
     found = seen.permute(3, 0, 1, 2, 4, 5).reshape(unfolded.shape)
@@ -229,23 +219,17 @@ def test_every_layer_is_sorted_with_a_reason() -> None:
     layers, normalizations, others = find_layers(net, [p for p in net.parameters() if p.requires_grad])
     assert [(layer.name, layer.kind) for layer in layers] == [("conv", "conv"), ("plain", "linear")]
     assert [id(p) for p in normalizations] == [id(net.norm.weight), id(net.norm.bias)]
+    biased = ("conv", "grouped", "up", "line", "bn", "attention.out_proj", "plain", "patched")
     assert {entry.name: entry.reason for entry in others} == {
+        **{f"{name}.bias": "bias" for name in biased},
         "scale": "parameter of a Odd",
-        "conv.bias": "bias",
         "grouped.weight": "grouped convolution",
-        "grouped.bias": "bias",
         "up.weight": "parameter of a ConvTranspose2d",
-        "up.bias": "bias",
         "line.weight": "parameter of a Conv1d",
-        "line.bias": "bias",
         "bn.weight": "parameter of a BatchNorm2d",
-        "bn.bias": "bias",
         "table.weight": "shared by several layers",
         "attention.in_proj_weight": "parameter of a MultiheadAttention",
         "attention.in_proj_bias": "parameter of a MultiheadAttention",
         "attention.out_proj.weight": "MultiheadAttention uses it without calling its layer",
-        "attention.out_proj.bias": "bias",
-        "plain.bias": "bias",
         "patched.weight": "its module's forward was replaced",
-        "patched.bias": "bias",
     }

@@ -194,24 +194,15 @@ def test_another_process_finds_the_task_by_its_spec(folder: Path, tmp_path_facto
     spec = load_task(f"{folder / 'tasks_here.py'}:small").spec
     script = f"from workbench.tasks import load_task; print(load_task({spec!r}).name)"
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {script}"],
-        cwd=tmp_path_factory.mktemp("somewhere"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "small"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {script}"]
+    assert subprocess.check_output(command, cwd=tmp_path_factory.mktemp("somewhere"), text=True).strip() == "small"
 
 
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
         ("digits-resnt", "unknown task 'digits-resnt'; did you mean 'digits-resnet'"),
-        (
-            "nonsense",
-            "unknown task 'nonsense'; built in are clicks, digits-autoencoder, digits-lenet, digits-resnet, topics-gpt",
-        ),
+        ("nonsense", f"unknown task 'nonsense'; built in are {', '.join(BUILT_IN)}"),
         ("", "a task must be named by text"),
         ("no_such_module_here:task", "task module no_such_module_here is not there"),
         ("workbench.no_such_part:task", "no module named 'workbench.no_such_part'"),
