@@ -149,10 +149,7 @@ def test_a_replay_follows_a_rate_that_is_a_tensor_and_no_other(is_tensor: bool, 
     (group,) = training.boosted.optimizer.param_groups
     group["lr"] = torch.tensor(1e-3, device=standin) if is_tensor else 1e-3
     again = captured(training.step)
-    if is_tensor:
-        group["lr"].zero_()
-    else:
-        group["lr"] = 0.0
+    group["lr"] *= 0  # a tensor in place
     before = {name: value.clone() for name, value in training.state().items()}
     again()
     stays = all(torch.equal(value, before[name]) for name, value in training.state().items() if name != "loss scale")

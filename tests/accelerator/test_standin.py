@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.accelerator.standin import forget_waits, races, waits
@@ -23,21 +23,20 @@ def test_it_is_what_auto_takes(standin: torch.device) -> None:
 
 def test_tensors_of_two_devices_do_not_go_together(standin: torch.device) -> None:
     here, there = torch.ones(3), torch.ones(3, device=standin)
-    with pytest.raises(RuntimeError, match=r"device|on cpu"):
-        _ = here + there
-    with pytest.raises(RuntimeError, match=r"device|on cpu"):
-        torch.cat([there, here])
-    with pytest.raises(RuntimeError, match=r"device|on cpu"):
-        F.linear(there, torch.ones(2, 3))
-    with pytest.raises(RuntimeError, match=r"device|on cpu"):
-        F.conv2d(torch.ones(1, 1, 3, 3, device=standin), torch.ones(1, 1, 2, 2))
     weight = torch.ones(2, device=standin, requires_grad=True)
     weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.Adam([weight], fused=True)
     optimizer.step()
     optimizer.state[weight]["step"] = optimizer.state[weight]["step"].cpu()  # as from a file read to the wrong place
-    with pytest.raises(RuntimeError, match=r"device|on cpu"):
-        optimizer.step()
+    for call in (
+        lambda: here + there,
+        lambda: torch.cat([there, here]),
+        lambda: F.linear(there, torch.ones(2, 3)),
+        lambda: F.conv2d(torch.ones(1, 1, 3, 3, device=standin), torch.ones(1, 1, 2, 2)),
+        optimizer.step,
+    ):
+        with pytest.raises(RuntimeError, match=r"device|on cpu"):
+            call()
     with pytest.raises(TypeError, match="host memory"):
         there.numpy()
 
@@ -85,23 +84,26 @@ def test_what_nobody_waited_for_has_not_arrived(standin: torch.device) -> None:
     assert pinned.tolist() == [0.0, 1.0, 2.0]
 
 
+def fused_sgd_(weight: Tensor, gradient: Tensor, rate: float | Tensor) -> None:
+    torch._fused_sgd_(
+        [weight], [gradient], [], weight_decay=0.0, momentum=0.0, lr=rate, dampening=0.0, nesterov=False,
+        maximize=False, is_first_step=False,
+    )  # fmt: skip
+
+
 def test_a_number_of_the_host_joins_what_is_pointwise_only(standin: torch.device) -> None:
     number, there = torch.tensor(2.0), torch.ones(3, device=standin)
     assert (there * number).tolist() == [2.0] * 3
     torch.where(there > 0, there, number)
     there.fill_(number)
     weight, flag = torch.ones(3, device=standin), torch.zeros((), device=standin)
-    calls = [
+    for call in (
         lambda: torch._amp_foreach_non_finite_check_and_unscale_([there], flag, number),
         lambda: torch._amp_foreach_non_finite_check_and_unscale_([there], number, flag),
-        lambda: torch._fused_sgd_(
-            [weight], [there], [], weight_decay=0.0, momentum=0.0, lr=number, dampening=0.0, nesterov=False,
-            maximize=False, is_first_step=False,
-        ),
+        lambda: fused_sgd_(weight, there, number),
         lambda: there.index_fill_(0, torch.tensor([0]), 1.0),
         lambda: torch.stack([flag, number]),
-    ]  # fmt: skip
-    for call in calls:
+    ):
         with pytest.raises(RuntimeError, match=r"device|on cpu"):
             call()
 
@@ -118,10 +120,7 @@ def test_kernels_refuse_what_those_of_cuda_refuse(standin: torch.device) -> None
     ):
         weight = torch.ones(2, 3, 4, 4, device=standin).to(memory_format=torch.channels_last)
         with pytest.raises(RuntimeError, match="same dtype, device, and layout"):
-            torch._fused_sgd_(
-                [weight], [other], [], weight_decay=0.0, momentum=0.0, lr=0.1, dampening=0.0, nesterov=False,
-                maximize=False, is_first_step=False,
-            )  # fmt: skip
+            fused_sgd_(weight, other, 0.1)
 
 
 def test_there_are_two_and_one_is_current(standin: torch.device) -> None:

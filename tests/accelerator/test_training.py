@@ -53,21 +53,21 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 HALF = {"dynamic_scale", "fixed_scale", "O3_weights", "thor", "adam"}  # float16 rounds elsewhere otherwise
 
 
-def new_boosted(name: str, device: torch.device, task: str = "digits-lenet") -> Boosted:
+def new_boosted(name: str, device: torch.device, **more: Any) -> Boosted:
     values, level = CONFIGS[name]
-    config = BoostConfig().with_values(values)
-    return prepare(load_task(task), config, level=level, seed=0, device=device, steps=100).boosted
+    config = BoostConfig().with_values(values | more)
+    return prepare(load_task("digits-lenet"), config, level=level, seed=0, device=device, steps=100).boosted
 
 
 class Training:
     """A recorded training on some batches, over and over."""
 
-    def __init__(self, boosted: Boosted, exponents_every: int = 2, task: str = "digits-lenet") -> None:
+    def __init__(self, boosted: Boosted) -> None:
         self.boosted = boosted
-        self.trace = TraceBuffer(boosted, exponents_every=exponents_every)
-        trained = load_task(task)
-        batches = [move_batch(batch, boosted.device) for batch in islice(trained.batches(0), 4)]
-        self.loop = training_loop(boosted, trained.compute_loss, cycle(batches), trace=self.trace)
+        self.trace = TraceBuffer(boosted, exponents_every=2)
+        task = load_task("digits-lenet")
+        batches = [move_batch(batch, boosted.device) for batch in islice(task.batches(0), 4)]
+        self.loop = training_loop(boosted, task.compute_loss, cycle(batches), trace=self.trace)
 
     def steps(self, number: int) -> list[StepOutcome]:
         return [next(self.loop) for _ in range(number)]
@@ -92,11 +92,9 @@ def test_replayed_passes_train_as_passes_do(
         monkeypatch.setattr(devices, "has_graphs", lambda device: True)
         monkeypatch.setattr(devices, "is_capturing", lambda device: False)
         monkeypatch.setattr(graph_capture, "CudaCapture", RecordedCapture)
-    values, level = CONFIGS[name]
-    losses, task = [], load_task("digits-lenet")
+    losses = []
     for more in ({}, {"runtime.cuda_graph": True}):
-        config = BoostConfig().with_values({**values, **more})
-        boosted = prepare(task, config, level=level, seed=0, device=accelerator, steps=100).boosted
+        boosted = new_boosted(name, accelerator, **more)
         losses.append([float(outcome.loss) for outcome in Training(boosted).steps(20)])
         assert boosted.replays_passes == bool(more)
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
