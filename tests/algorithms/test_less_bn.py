@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -298,10 +298,12 @@ def test_networks_that_two_threads_trace_at_once_leave_module_calls_as_they_were
         begun.release()
         time.sleep(seconds)
 
+    reading: list[Future[Any]] = []
     with ThreadPoolExecutor() as pool:
         for seconds in (0.2, 0.4):
-            pool.submit(read_graph, Meanwhile(partial(slowly, seconds)))
+            reading.append(pool.submit(read_graph, Meanwhile(partial(slowly, seconds))))
             assert begun.acquire(timeout=10.0)
+    assert [one.exception() for one in reading] == [None, None]
     assert nn.Module.__call__ is before
 
 
@@ -313,12 +315,13 @@ def test_another_thread_may_call_its_model_while_a_network_is_traced() -> None:
         called.wait(30)
 
     with ThreadPoolExecutor() as pool:
-        pool.submit(read_graph, Meanwhile(wait))
+        reading = pool.submit(read_graph, Meanwhile(wait))
         try:
             assert traced.wait(30)
             assert nn.Sequential(nn.Linear(2, 3), nn.ReLU())(torch.ones(1, 2)).shape == (1, 3)
         finally:
             called.set()
+    assert reading.exception() is None
 
 
 def test_fresh_networks_keep_their_other_weights() -> None:

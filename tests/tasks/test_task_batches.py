@@ -124,8 +124,9 @@ def test_drawing_batches_leaves_the_global_generators_alone(kind: str) -> None:
     def states() -> tuple[list[int], Any, Any]:
         return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate()  # noqa: NPY002
 
-    before = states()
     for batches, n in ((stream, 6), (evaluation, 2), (stream, 1)):
+        torch.rand(1), np.random.rand(), random.random()  # noqa: NPY002  # as a user's program in between
+        before = states()
         list(islice(batches, n))
         assert states() == before
 
