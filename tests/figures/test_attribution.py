@@ -20,8 +20,7 @@ def test_each_bar_begins_where_the_one_before_it_ends() -> None:
     assert [(bar.low, bar.high) for bar in (numbers.parts[0], numbers.parts[2])] == [(1.8, 2.2), (1.75, 2.25)]
     assert [bar.is_measured for bar in numbers.parts] == [True, False, True]
     total = numbers.total
-    assert (total.start, total.end, total.low, total.high) == (1.0, 2.0, 1.8, 2.25)
-    assert numbers.tuned_plain == 1.25
+    assert (total.start, total.end, total.low, total.high, numbers.tuned_plain) == (1.0, 2.0, 1.8, 2.25, 1.25)
 
 
 @pytest.mark.parametrize("taken", [None, candidate(speedup=math.nan)], ids=["O0", "not known"])
@@ -49,12 +48,12 @@ def test_bars_intervals_and_references_are_drawn() -> None:
         assert [*one.error_x.array, *one.error_x.arrayminus] == pytest.approx([margin, margin])
     assert not drawn["one part, not measured by itself"].error_x.visible
     assert list(drawn["tuned plain, 1.25 x"].x) == [1.25, 1.25]
-    assert figure.layout.xaxis.type == "log"
-    assert figure.layout.xaxis.title.text == "Speed (x as given)"
-    low, high = figure.layout.xaxis.range
+    axis = figure.layout.xaxis
+    assert (axis.type, axis.title.text) == ("log", "Speed (x as given)")
+    low, high = axis.range
     assert high - max(math.log10(max(trace.x)) for trace in figure.select_traces({"mode": "text"})) > (high - low) / 5
-    assert 10 ** figure.layout.xaxis.range[0] < 1.0 < 2.5 < 10 ** figure.layout.xaxis.range[1]
-    assert 1.0 in figure.layout.xaxis.tickvals
+    assert 10**low < 1.0 < 2.5 < 10**high
+    assert 1.0 in axis.tickvals
     assert figure_text(figure).startswith("schedule x 0.5 gives most: 2.00 x of 2.00 x")
 
 

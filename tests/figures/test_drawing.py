@@ -12,6 +12,8 @@ from workbench.figures import empty_figure
 from workbench.figures.drawing import Drawing, Stroke
 from workbench.figures.theme import template_json
 
+BLUE_LINE = Stroke("#0072B2")
+
 
 @pytest.mark.parametrize("heights", [(1.0,), (1.0, 1.0), (0.28, 0.3, 0.42), (3.0, 1.0, 1.0, 2.0)])
 @pytest.mark.parametrize("spacing", [0.0, 0.06])
@@ -26,15 +28,11 @@ def test_rows_stand_where_plotly_puts_them(heights: tuple[float, ...], spacing: 
     figure = drawing.figure()
     for ours, theirs in zip(figure.data, plotlys.data, strict=True):
         assert (ours.xaxis, ours.yaxis) == (theirs.xaxis, theirs.yaxis)
-    for row in range(1, len(heights) + 1):
-        number = "" if row == 1 else str(row)
-        ours, theirs = figure.layout[f"xaxis{number}"], plotlys.layout[f"xaxis{number}"]
+    for ours, theirs in zip(figure.select_xaxes(), plotlys.select_xaxes(), strict=True):
         assert (ours.matches, ours.showticklabels) == (theirs.matches, theirs.showticklabels)
-        if len(heights) > 1:
-            assert (ours.anchor, ours.domain) == (theirs.anchor, theirs.domain)
-            axis = f"yaxis{number}"
-            assert figure.layout[axis].anchor == plotlys.layout[axis].anchor
-            assert figure.layout[axis].domain == pytest.approx(plotlys.layout[axis].domain)
+        assert len(heights) == 1 or (ours.anchor, ours.domain) == (theirs.anchor, theirs.domain)
+    for ours, theirs in zip(figure.select_yaxes(), plotlys.select_yaxes(), strict=True):
+        assert len(heights) == 1 or (ours.anchor, ours.domain) == (theirs.anchor, pytest.approx(theirs.domain))
 
 
 def test_what_is_set_stands_beside_what_was_set_before() -> None:
@@ -74,7 +72,7 @@ def test_an_empty_drawing_is_the_empty_figure() -> None:
 @pytest.mark.parametrize(("n_points", "mode"), [(1, "markers"), (2, "lines")])
 def test_a_line_of_one_point_is_a_dot_in_its_colour_as_plotly_draws_no_such_line(n_points: int, mode: str) -> None:
     drawing = Drawing("Why?", height=300)
-    drawing.line(([1.0] * n_points, [2.0] * n_points), Stroke("#0072B2"))
+    drawing.line(([1.0] * n_points, [2.0] * n_points), BLUE_LINE)
     assert drawing.traces[0]["mode"] == mode
     assert drawing.figure().data[0].line.color == "#0072B2"
 
@@ -94,8 +92,8 @@ def test_words_of_a_hover_box_stand_in_lines_that_fit_into_a_narrow_figure() -> 
 @pytest.mark.parametrize(("last", "ticks"), [(3, 1), (7, 1), (8, None), (300, None)])
 def test_steps_are_numbered_by_whole_numbers_however_few_they_are(last: int, ticks: int | None) -> None:
     drawing = Drawing("Why?", height=300, rows=(1, 1))
-    drawing.line(([0.0, None, 2.0], [1.0, None, 2.0]), Stroke("#0072B2"))
-    drawing.line(([0.0, float(last)], [1.0, 2.0]), Stroke("#0072B2"), row=2)
+    drawing.line(([0.0, None, 2.0], [1.0, None, 2.0]), BLUE_LINE)
+    drawing.line(([0.0, float(last)], [1.0, 2.0]), BLUE_LINE, row=2)
     drawing.set_steps()
     axis = drawing.figure().layout.xaxis2
     assert (axis.dtick, axis.title.text) == (ticks, "Step (batches)")
@@ -103,7 +101,7 @@ def test_steps_are_numbered_by_whole_numbers_however_few_they_are(last: int, tic
 
 def test_steps_of_one_row_are_numbered_by_what_stands_in_it() -> None:
     drawing = Drawing("Why?", height=300)
-    drawing.line(([0.0, 3.0], [1.0, 2.0]), Stroke("#0072B2"))
+    drawing.line(([0.0, 3.0], [1.0, 2.0]), BLUE_LINE)
     drawing.bars(([0.0, 90.0], [1.0, 2.0]), "#0072B2", "", row=2)
     drawing.set_steps(row=1)
     assert drawing.figure().layout.xaxis.dtick == 1

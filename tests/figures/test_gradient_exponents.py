@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from tests.figures.looking import title
 from workbench.core.records import ExponentCounts, StepRecord
 from workbench.figures import gradient_exponents_figure, gradient_exponents_numbers
-from workbench.figures.labels import unmarked
 
 
 def _record(step: int, scale: float, *groups: ExponentCounts, overflow: bool = False) -> StepRecord:
@@ -35,8 +36,7 @@ def test_shares_and_limits_of_a_small_run_are_exact() -> None:
     assert everything[-1, 0] == 2 / 16
     assert math.isnan(everything[-1, 1])
     assert numbers.shares["b"][-1, 0] == 2 / 8
-    assert numbers.lower.tolist() == [-24, -26]
-    assert numbers.normal.tolist() == [-14, -16]
+    assert (numbers.lower.tolist(), numbers.normal.tolist()) == ([-24, -26], [-14, -16])
     assert numbers.upper[0] == pytest.approx(math.log2(65504))
     # Step 0: bins -26 and -25 (4 elements) lie below 2**-24, bin -24 and bin -15 below 2**-14. Step 2, at scale 4:
     # nothing below 2**-26, all eight below 2**-16.
@@ -49,14 +49,11 @@ def test_shares_and_limits_of_a_small_run_are_exact() -> None:
 def test_the_limits_are_those_of_float16() -> None:
     limits = np.finfo(np.float16)
     numbers = gradient_exponents_numbers([_record(0, 1024.0, ExponentCounts("a", 0, (1,)))])
-    assert 2 ** numbers.upper[0] == pytest.approx(float(limits.max) / 1024)
-    assert 2 ** numbers.normal[0] == pytest.approx(float(limits.smallest_normal) / 1024)
-    assert 2 ** numbers.lower[0] == pytest.approx(float(limits.smallest_subnormal) / 1024)
+    drawn, own = (numbers.upper, numbers.normal, numbers.lower), ("max", "smallest_normal", "smallest_subnormal")
+    assert [2 ** line[0] for line in drawn] == pytest.approx([float(getattr(limits, name)) / 1024 for name in own])
 
 
 def test_dictionaries_as_read_from_a_run_are_understood() -> None:
-    import pandas as pd
-
     cell = [{"group": "a", "lowest": -3, "counts": np.array([1, 3]), "zeros": 0, "nonfinite": 0}]
     frame = pd.DataFrame({"step": [0, 1, 2], "loss_scale": [1.0] * 3, "grad_exponents": [cell, None, []]})
     numbers = gradient_exponents_numbers(frame)
@@ -76,8 +73,7 @@ def test_neighbouring_records_are_added_when_there_are_too_many() -> None:
 def test_a_long_run_is_read_in_an_even_choice() -> None:
     steps = [_record(i, 1.0, ExponentCounts("a", 0, (1,))) for i in range(5000)]
     numbers = gradient_exponents_numbers(steps)
-    assert numbers.n_records == 2000
-    assert numbers.steps.size == 400
+    assert (numbers.n_records, numbers.steps.size) == (2000, 400)
     assert numbers.steps[-1] > 4980
     assert numbers.shares["all groups"].tolist() == [[1.0] * 400]
 
@@ -93,7 +89,7 @@ def test_the_figure_draws_the_band_and_a_menu_of_groups() -> None:
     assert [button.label for button in menu] == ["all groups", "a", "b"]
     assert menu[1].args[0]["visible"] == [False, True, False, True, True, True, True]
     assert "log2" in figure.layout.yaxis.title.text
-    assert "22.2 %" in unmarked(figure.layout.title.text)
+    assert "22.2 %" in title(figure)
 
 
 def test_what_was_not_recorded_is_said() -> None:
@@ -111,6 +107,4 @@ def test_what_was_not_recorded_is_said() -> None:
     ],
 )
 def test_the_title_answers(groups: tuple[ExponentCounts, ...], overflow: bool, answer: str) -> None:
-    assert answer in unmarked(
-        gradient_exponents_figure([_record(0, 1.0, *groups, overflow=overflow)]).layout.title.text
-    )
+    assert answer in title(gradient_exponents_figure([_record(0, 1.0, *groups, overflow=overflow)]))

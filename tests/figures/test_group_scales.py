@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from tests.figures.looking import axis_titles, subtitle, title, xy
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.figures import figure_text, group_scales_figure, group_scales_numbers
-from workbench.figures.labels import unmarked
 
 BODY, HEAD = "group 1 (conv1, conv2)", "group 2 (head)"
 
@@ -37,7 +37,7 @@ def test_numbers_of_a_small_run_are_exact() -> None:
     numbers = group_scales_numbers(STEPS, EVENTS)
     body, head = numbers.groups
     assert (body.name, head.name) == (BODY, HEAD)
-    assert [body.line.x.tolist(), body.line.y.tolist()] == [[1, 2, 3, 4], [4, 4, 4, 5]]
+    assert xy(body.line) == ([1, 2, 3, 4], [4, 4, 4, 5])
     assert head.line.y.tolist() == [10, 10, 9, 9]
     assert [a.tolist() for a in body.growth] == [[3], [5]]
     assert [a.tolist() for a in head.back_off] == [[2], [10]]
@@ -67,18 +67,14 @@ def test_groups_differ_in_dash_and_every_mark_has_a_name() -> None:
     assert len({trace.line.dash for trace in lines}) == 2
     assert [trace.name for trace in figure.data[2:]] == ["growth", "overflow", "floor"]
     assert list(figure.data[2].x) == [4]  # step 3 let it grow; step 4 is the first that used it
-    assert unmarked(figure.layout.title.text) == "The loss scales of 2 groups stand between 2^5 and 2^9"
-    assert "40 % of 5 steps wasted" in unmarked(figure.layout.title.subtitle.text)
-    assert "1 overflow of 2 arose in group 2 (head)" in unmarked(figure.layout.title.subtitle.text)
-    assert figure.layout.yaxis.title.text == "Loss scale (log2 axis)"
+    assert title(figure) == "The loss scales of 2 groups stand between 2^5 and 2^9"
+    assert "40 % of 5 steps wasted" in subtitle(figure)
+    assert "1 overflow of 2 arose in group 2 (head)" in subtitle(figure)
+    assert axis_titles(figure) == ["Loss scale (log2 axis)", "Step (batches)"]
     assert all(trace.hovertemplate.endswith(".<extra></extra>") for trace in figure.data)
 
 
 def test_one_group_and_no_group_are_told_as_such() -> None:
-    assert unmarked(group_scales_figure([_record(0, 8.0)]).layout.title.text).startswith(
-        "One group of parameters was found"
-    )
-    empty = group_scales_figure([_record(0)])
-    assert len(empty.data) == 0
-    assert "boost.loss_scale_group" in figure_text(empty)
-    assert len(group_scales_figure([]).data) == 0
+    assert title(group_scales_figure([_record(0, 8.0)])).startswith("One group of parameters was found")
+    assert "boost.loss_scale_group" in figure_text(group_scales_figure([_record(0)]))
+    assert not group_scales_figure([]).data

@@ -34,21 +34,14 @@ from workbench.figures.theme import inks
 
 
 def run(n: int, *, overflow_at: tuple[int, ...] = (3, 8)) -> list[StepRecord]:
-    return [
-        StepRecord(
-            step=i,
-            seconds=0.1 * i,
-            step_ms=2.0,
-            loss=1.0 / (i + 1),
-            loss_scale=2.0 ** (10 + i % 3),
-            loss_scale_after=2.0 ** (10 + (i + 1) % 3),
-            overflow=i in overflow_at,
-            group_scales=(2.0 ** (8 + i % 2), 4.0),
-            grad_exponents=(ExponentCounts("a", -10, (1, 2 + i)), ExponentCounts("b", -3, (5,))),
-            columns={"time.forward": 1.0},
-        )
-        for i in range(n)
-    ]
+    def record(i: int) -> StepRecord:
+        scale, after = (2.0 ** (10 + step % 3) for step in (i, i + 1))
+        exponents = (ExponentCounts("a", -10, (1, 2 + i)), ExponentCounts("b", -3, (5,)))
+        given: dict[str, Any] = {"group_scales": (2.0 ** (8 + i % 2), 4.0), "grad_exponents": exponents}
+        given |= {"loss_scale": scale, "loss_scale_after": after, "overflow": i in overflow_at}
+        return StepRecord(i, 0.1 * i, 2.0, 1.0 / (i + 1), columns={"time.forward": 1.0}, **given)
+
+    return [record(i) for i in range(n)]
 
 
 def sent(live: LiveFigure) -> dict[str, Any]:
@@ -105,10 +98,8 @@ def test_whatever_came_before_a_page_is_told_the_last_figure() -> None:
 
 def test_nothing_that_a_page_cannot_read_is_sent() -> None:
     heat = go.Heatmap(z=np.array([[1.0, np.nan], [np.inf, 2.0]]).tolist())
-    live = LiveFigure(
-        go.Figure([heat, go.Scatter(x=[1.0, np.nan], customdata=np.array([["a", np.nan]], dtype=object))])
-    )
-    assert sent(live)["data"][0]["z"] == [[1.0, None], [None, 2.0]]
+    points = go.Scatter(x=[1.0, np.nan], customdata=np.array([["a", np.nan]], dtype=object))
+    assert sent(LiveFigure(go.Figure([heat, points])))["data"][0]["z"] == [[1.0, None], [None, 2.0]]
 
 
 def test_a_trace_keeps_its_name_on_the_page_when_others_come_and_a_new_question_is_told() -> None:
@@ -183,8 +174,7 @@ def test_a_saved_notebook_has_a_static_figure_and_words() -> None:
     assert bundle["text/plain"].startswith("The loss scale stands at")
     assert "application/vnd.jupyter.widget-view+json" in bundle
     static = json.loads(json.dumps(bundle["application/vnd.plotly.v1+json"]))
-    assert static["config"] == FIGURE_CONFIG
-    assert len(static["data"]) == len(figure.data)
+    assert (static["config"], len(static["data"])) == (FIGURE_CONFIG, len(figure.data))
     assert figure_text(empty_figure("Why?", "Nothing yet.")) == "Why?\nNothing yet."
     assert set(static_mimebundle(figure)) == {"text/plain", "application/vnd.plotly.v1+json"}
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.figures.looking import axis_titles, xy
 from workbench.figures import MetricScale, RunCurve, loss_curve_numbers, loss_curves_figure
 
 
@@ -16,10 +17,8 @@ def _frame(loss: list[float], **columns: object) -> pd.DataFrame:
 def test_the_running_mean_skips_what_is_not_finite() -> None:
     run = RunCurve("a", _frame([4.0, 2.0, np.nan, 6.0]), evaluations=[(2, 0.5)])
     numbers = loss_curve_numbers(run, window=2, metric=MetricScale("accuracy"))
-    assert numbers.loss.x.tolist() == [0, 1, 3]
-    assert numbers.loss.y.tolist() == [4.0, 3.0, 6.0]
-    assert numbers.metric.x.tolist() == [2]
-    assert numbers.metric.y.tolist() == [50.0]
+    assert xy(numbers.loss) == ([0, 1, 3], [4.0, 3.0, 6.0])
+    assert xy(numbers.metric) == ([2], [50.0])
 
 
 def test_a_huge_loss_is_forgotten_once_it_has_left_the_window() -> None:
@@ -44,18 +43,15 @@ def test_two_runs_differ_in_dash_and_symbol_not_only_in_colour() -> None:
     assert lines[0].line.dash != lines[1].line.dash
     assert lines[1].name == "trial &lt;1&gt;"
     assert [t.marker.symbol for t in figure.data if t.mode == "markers"] == ["x", "x"]
-    assert figure.layout.yaxis.title.text == "Training loss (nats)"
-    assert figure.layout.yaxis2.title.text == "Accuracy (%)"
-    assert figure.layout.xaxis2.title.text == "Step (batches)"
+    assert axis_titles(figure) == ["Training loss (nats)", "Accuracy (%)", "Step (batches)"]
 
 
 def test_a_row_that_nobody_has_is_left_out() -> None:
     metric_only = loss_curves_figure([RunCurve("a", [], [(1, 0.9), (2, 0.95)])], x="relative_time")
-    assert metric_only.layout.yaxis.title.text == "Metric"
-    assert metric_only.layout.xaxis.title.text == "Relative time (O0 steps)"
+    assert axis_titles(metric_only) == ["Metric", "Relative time (O0 steps)"]
     loss_only = loss_curves_figure([RunCurve("a", _frame([1.0, 0.5]))])
-    assert loss_only.layout.yaxis.title.text == "Training loss (nats)"
-    assert len(loss_curves_figure([RunCurve("a", [])]).data) == 0
+    assert axis_titles(loss_only) == ["Training loss (nats)", "Step (batches)"]
+    assert not loss_curves_figure([RunCurve("a", [])]).data
 
 
 def test_a_long_run_is_thinned() -> None:

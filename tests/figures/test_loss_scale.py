@@ -9,9 +9,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+from tests.figures.looking import axis_titles, subtitle, title, xy
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.figures import figure_text, loss_scale_figure, loss_scale_numbers
-from workbench.figures.labels import unmarked
 
 
 def _record(step: int, used: float, after: float, *, overflow: bool = False, accumulated: int = 1) -> StepRecord:
@@ -38,22 +38,18 @@ EVENTS = [
 
 def test_numbers_of_a_small_run_are_exact() -> None:
     numbers = loss_scale_numbers(STEPS, EVENTS)
-    assert numbers.line.x.tolist() == [0, 1, 2, 3, 4]
-    assert numbers.line.y.tolist() == [4, 3, 3, 4, 3]
+    assert xy(numbers.line) == ([0, 1, 2, 3, 4], [4, 3, 3, 4, 3])
     assert numbers.overflow.x.tolist() == [0, 3]
     assert numbers.overflow_subjects == ("conv1, head", "a, b, c, d, e, f")
-    assert [a.tolist() for a in numbers.marks["growth"]] == [[2], [4]]
-    assert [a.tolist() for a in numbers.marks["back-off"]] == [[0, 3], [3, 3]]
-    assert [a.tolist() for a in numbers.marks["floor"]] == [[4], [3]]
-    assert [a.tolist() for a in numbers.marks["collapse"]] == [[4], [3]]
-    assert numbers.n_overflows == 2
-    assert numbers.wasted_share == pytest.approx(2 / 5)
-    assert numbers.last_log2 == 3
+    marks = {name: [places.tolist() for places in mark] for name, mark in numbers.marks.items()}
+    assert marks["growth"] == [[2], [4]]
+    assert marks["back-off"] == [[0, 3], [3, 3]]
+    assert marks["floor"] == marks["collapse"] == [[4], [3]]
+    assert (numbers.n_overflows, numbers.wasted_share, numbers.last_log2) == (2, 2 / 5, 3)
 
 
 def test_the_line_reaches_what_the_last_step_changed() -> None:
-    line = loss_scale_numbers(STEPS[:4]).line
-    assert [line.x.tolist(), line.y.tolist()] == [[0, 1, 2, 3, 4], [4, 3, 3, 4, 3]]
+    assert xy(loss_scale_numbers(STEPS[:4]).line) == ([0, 1, 2, 3, 4], [4, 3, 3, 4, 3])
 
 
 def test_a_skipped_window_wastes_all_its_micro_batches() -> None:
@@ -74,10 +70,9 @@ def test_the_figure_names_every_mark_and_its_axes() -> None:
     assert names == ["recorded scale", "replayed: init 2³", "growth", "back-off", "floor", "collapse", "overflow"]
     symbols = [trace.marker.symbol for trace in figure.data if trace.mode.startswith("markers")]
     assert len(set(symbols)) == len(symbols) == 5
-    assert figure.layout.xaxis.title.text == "Step (batches)"
-    assert "log2" in figure.layout.yaxis.title.text
-    assert unmarked(loss_scale_figure(STEPS).layout.title.text) == "The loss scale stands at 2^3 after 2 overflows"
-    assert "40 % of 5 steps wasted" in unmarked(figure.layout.title.subtitle.text)
+    assert axis_titles(figure) == ["Loss scale (log2 axis)", "Step (batches)"]
+    assert title(loss_scale_figure(STEPS)) == "The loss scale stands at 2^3 after 2 overflows"
+    assert "40 % of 5 steps wasted" in subtitle(figure)
     assert figure.data[-1].customdata[1][1] == " in a, b, c, d and 2 more"
     growth = figure.data[names.index("growth")]
     assert list(growth.x) == [3]  # step 2 let it grow; step 3 is the first that used it
@@ -120,10 +115,8 @@ def test_a_million_steps_keep_all_overflow_marks_and_few_points() -> None:
     figure = loss_scale_figure(frame)
     text = figure.to_json()
     seconds = time.process_time() - began
-    line, marks = figure.data[0], figure.data[-1]
-    assert len(line.x) <= 4000
-    assert marks.name == "overflow"
-    assert len(marks.x) == 1000
+    assert len(figure.data[0].x) <= 4000
+    assert (figure.data[-1].name, len(figure.data[-1].x)) == ("overflow", 1000)
     assert len(text) < 1_000_000
     assert seconds < 1.0, f"a million steps took {seconds:.2f} s"  # promised to readers, about 0.2 s on one core
 
@@ -131,13 +124,13 @@ def test_a_million_steps_keep_all_overflow_marks_and_few_points() -> None:
 def test_more_overflows_than_can_be_told_apart_are_counted_in_the_subtitle() -> None:
     figure = loss_scale_figure(_long_run(20_000, 2))
     assert len(figure.data[-1].x) == 4000
-    assert "4\u202f000 marks drawn for 10\u202f000 overflows" in unmarked(figure.layout.title.subtitle.text)
+    assert "4\u202f000 marks drawn for 10\u202f000 overflows" in subtitle(figure)
 
 
 def test_the_first_overflows_are_told_from_later_ones() -> None:
     steps = [_record(i, 2.0 ** (9 - min(i, 3)), 2.0 ** (8 - min(i, 2)), overflow=i < 3 or i == 5) for i in range(8)]
     assert loss_scale_numbers(steps).n_first_overflows == 3
-    assert "; 3 of 4 overflows were the initial search" in unmarked(loss_scale_figure(steps).layout.title.subtitle.text)
+    assert "; 3 of 4 overflows were the initial search" in subtitle(loss_scale_figure(steps))
     # Over windows of two: the micro-batch in the middle of a window is no update that went through.
     windows = [_record(i, 8.0, 4.0, overflow=i % 2 == 1 and i < 4, accumulated=1 + i % 2) for i in range(8)]
     assert loss_scale_numbers(windows).n_first_overflows == 2

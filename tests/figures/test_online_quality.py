@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from tests.figures.looking import axis_titles, title, xy
 from workbench.core.records import Event, EventKind
 from workbench.figures import figure_text, online_quality_figure, online_quality_numbers
-from workbench.figures.labels import unmarked
 
 NAN = float("nan")
 
@@ -26,11 +27,9 @@ def _drift(step: int) -> Event:
 
 def test_the_line_has_the_judged_steps_and_drift_lies_on_it() -> None:
     numbers = online_quality_numbers(_steps(), [_drift(24), Event(25, EventKind.RECORD_REJECTED, "nan", 1.0)])
-    assert numbers.auc.x.tolist() == numbers.log_loss.x.tolist() == [9, 19, 29, 39]
-    assert numbers.auc.y.tolist() == [0.5, 0.8, 0.6, 0.7]
-    assert numbers.log_loss.y.tolist() == [0.7, 0.5, 0.65, 0.55]
-    assert numbers.drifts.x.tolist() == [24]
-    np.testing.assert_allclose(numbers.drifts.y, [0.7])  # half-way from 0.8 at step 19 to 0.6 at step 29
+    assert xy(numbers.auc) == ([9, 19, 29, 39], [0.5, 0.8, 0.6, 0.7])
+    assert xy(numbers.log_loss) == ([9, 19, 29, 39], [0.7, 0.5, 0.65, 0.55])
+    assert xy(numbers.drifts) == ([24], pytest.approx([0.7]))  # half-way from 0.8 at step 19 to 0.6 at step 29
     assert numbers.n_drifts == 1
     assert (numbers.last_auc, numbers.last_log_loss) == (0.7, 0.55)
 
@@ -51,24 +50,20 @@ def test_drift_and_known_changes_are_told_apart_by_shape_and_word() -> None:
     assert figure.data[3].customdata[0][0] == "Step 24: the log loss of new records has risen."
     uprights = [(line.x0, line.line.dash, line.yref) for line in figure.layout.shapes]
     assert uprights == [(20, "dot", "paper"), (30, "dot", "paper"), (24, "dash", "paper")]
-    assert unmarked(figure.layout.title.text) == "The AUC of new records stands at 0.700; drift was seen once"
+    assert title(figure) == "The AUC of new records stands at 0.700; drift was seen once"
     assert "log loss at the end 0.55 nats per record" in figure_text(figure)
-    assert figure.layout.yaxis.title.text == "AUC of the last<br>window (0 to 1)"
-    assert figure.layout.yaxis2.title.text == "Log loss of the last<br>window (nats per record)"
-    assert figure.layout.xaxis2.title.text == "Step (batches)"
+    upright = ["AUC of the last<br>window (0 to 1)", "Log loss of the last<br>window (nats per record)"]
+    assert axis_titles(figure) == [*upright, "Step (batches)"]
 
 
 def test_a_quiet_stream_and_one_of_a_single_class() -> None:
     quiet = online_quality_figure(_steps())
-    assert "no drift was seen" in unmarked(quiet.layout.title.text)
+    assert "no drift was seen" in title(quiet)
     assert not quiet.layout.shapes
     losses_only = online_quality_figure(_steps().drop(columns="online.auc"), [_drift(3)] * 3)
-    assert unmarked(losses_only.layout.title.text) == (
-        "The log loss of new records stands at 0.55 nats; drift was seen 3 times"
-    )
+    assert title(losses_only) == "The log loss of new records stands at 0.55 nats; drift was seen 3 times"
 
 
 def test_a_run_that_judges_nothing_says_how_to() -> None:
-    empty = online_quality_figure([])
-    assert len(empty.data) == 0
-    assert "Prequential" in figure_text(empty)
+    assert not online_quality_figure([]).data
+    assert "Prequential" in figure_text(online_quality_figure([]))

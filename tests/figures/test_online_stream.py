@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.figures.looking import axis_titles, subtitle, title, xy
 from workbench.core.records import Event, EventKind
 from workbench.figures import figure_text, online_stream_figure, online_stream_numbers
-from workbench.figures.labels import unmarked
 
 NAN = float("nan")
 
@@ -34,11 +34,11 @@ REJECTED = Event(2, EventKind.RECORD_REJECTED, "not finite", 2.0, "step 2: 2 rec
 
 def test_the_lines_have_the_steps_that_recorded_them() -> None:
     numbers = online_stream_numbers(_steps(), [REJECTED, Event(2, EventKind.DRIFT)])
-    assert (numbers.rate.x.tolist(), numbers.rate.y.tolist()) == ([2, 5], [18.0, 20.0])
+    assert xy(numbers.rate) == ([2, 5], [18.0, 20.0])
     assert (numbers.rows.y.tolist(), numbers.evictions.y.tolist()) == ([7.0, 9.0], [0.0, 3.0])
     assert numbers.wait.y.tolist() == [1.0, 1.0, 4.0, 1.0, 1.0, 1.0]
     assert numbers.rejected.y.tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]
-    assert (numbers.rejections.x.tolist(), numbers.rejections.y.tolist()) == ([2], [2.0])
+    assert xy(numbers.rejections) == ([2], [2.0])
 
 
 def test_the_totals_are_those_of_the_whole_record() -> None:
@@ -57,31 +57,23 @@ def test_a_clock_that_began_anew_does_not_count_as_time() -> None:
 
 def test_every_row_has_its_name_and_unit() -> None:
     figure = online_stream_figure(_steps(), [REJECTED])
-    titles = [figure.layout[f"yaxis{row}"].title.text for row in ("", "2", "3", "4", "5")]
-    assert titles == [
-        "Records<br>per second",
-        "Waiting<br>(ms per step)",
-        "Table rows<br>in use",
-        "Evicted<br>(rows)",
-        "Rejected<br>(records)",
+    assert axis_titles(figure) == [
+        *("Records<br>per second", "Waiting<br>(ms per step)", "Table rows<br>in use"),
+        *("Evicted<br>(rows)", "Rejected<br>(records)", "Step (batches)"),
     ]
-    assert figure.layout.xaxis5.title.text == "Step (batches)"
     assert figure.data[-1].customdata[0][0] == "Step 2: 2 records rejected so far: not &lt;finite&gt;."
-    assert unmarked(figure.layout.title.text) == "19 records per second, 3.2 % of the records rejected"
-    assert "a step waits 1.5 ms for its batch; 9 table rows in use; 3 evictions; 2 records rejected" in figure_text(
-        figure
-    ).replace("\n", " ")
+    assert title(figure) == "19 records per second, 3.2 % of the records rejected"
+    assert subtitle(figure) == "a step waits 1.5 ms for its batch; 9 table rows in use; 3 evictions; 2 records rejected"
 
 
 @pytest.mark.parametrize("missing", ["online.table_rows", "online.records_per_second", "online.rejected"])
 def test_a_row_that_nobody_recorded_is_left_out(missing: str) -> None:
     figure = online_stream_figure(_steps().drop(columns=missing), [REJECTED])
-    assert len([trace for trace in figure.data if trace.mode == "lines"]) == 4
+    assert [trace.mode for trace in figure.data].count("lines") == 4
     assert "yaxis5" not in figure.layout.to_plotly_json()
 
 
 def test_a_run_that_is_not_online_says_how_to_be() -> None:
-    empty = online_stream_figure([])
-    assert len(empty.data) == 0
-    assert "online_train" in figure_text(empty)
-    assert len(online_stream_figure(pd.DataFrame({"step": [0], "seconds": [0.0], "samples": [4]})).data) == 0
+    assert "online_train" in figure_text(online_stream_figure([]))
+    for steps in ([], pd.DataFrame({"step": [0], "seconds": [0.0], "samples": [4]})):
+        assert not online_stream_figure(steps).data

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.figures.looking import axis_titles, title
 from workbench.figures.labels import MetricScale
 from workbench.figures.paired_comparison import PairedSide, paired_comparison_drawing, paired_comparison_numbers
 
@@ -32,18 +33,16 @@ def test_a_run_that_goes_on_pairs_the_seeds_it_has() -> None:
     numbers = paired_comparison_numbers([PairedSide("O0", (1.0, 2.0)), PairedSide("mine", (3.0,))], LOSS)
     assert numbers.changes[0].tolist() == [2.0]
     figure = paired_comparison_drawing([PairedSide("O0", (1.0, 2.0)), PairedSide("mine", (3.0,))], metric=LOSS).figure()
-    assert figure.layout.title.text.replace("<br>", " ") == "Which configuration is faster, and what does it cost?"
+    assert title(figure) == "Which configuration is faster, and what does it cost?"
 
 
 def test_the_answer_is_the_title() -> None:
     figure = paired_comparison_drawing([BASE, FAST], metric=ACCURACY).figure()
-    title = figure.layout.title.text.replace("<br>", " ")
-    assert title == "Against O0, mine is 1.25 x as fast per run; accuracy down by 0.5 points"
-    assert figure.layout.xaxis.title.text == "Speed per run relative to O0 (x)"
-    assert figure.layout.xaxis2.title.text == "Change of accuracy against O0 (points)"
-    assert list(figure.data[0].error_x.array) == pytest.approx([0.05])
-    assert list(figure.data[1].error_x.arrayminus) == pytest.approx([4.5])  # from the mean of -0.5 to -5
-    assert list(figure.data[1].error_x.array) == [0.0]
+    assert title(figure) == "Against O0, mine is 1.25 x as fast per run; accuracy down by 0.5 points"
+    assert axis_titles(figure) == ["Speed per run relative to O0 (x)", "Change of accuracy against O0 (points)"]
+    speeds, means, *_ = (trace.error_x for trace in figure.data)
+    assert list(speeds.array) == pytest.approx([0.05])
+    assert [*means.arrayminus, *means.array] == pytest.approx([4.5, 0.0])  # from the mean of -0.5 to -5
 
 
 def test_an_interval_that_nothing_bounds_does_not_hide_the_others() -> None:
@@ -63,7 +62,7 @@ def test_of_several_sides_each_has_a_line() -> None:
 def test_without_anything_to_see_a_sentence_says_so() -> None:
     for sides in ([], [BASE], [BASE, PairedSide("mine", ())]):
         figure = paired_comparison_drawing(sides, metric=ACCURACY).figure()
-        assert len(figure.data) == 0
+        assert not figure.data
         assert figure.layout.annotations[0].text
 
 

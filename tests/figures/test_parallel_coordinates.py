@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.figures.looking import title
 from workbench.core.records import TrialRecord
 from workbench.figures import parallel_coordinates_figure, parallel_coordinates_numbers
-from workbench.figures.labels import unmarked
 
 
 def _trial(number: int, value: float, feasible: bool = True, **parameters: Any) -> TrialRecord:
@@ -33,12 +33,12 @@ def test_heights_of_a_small_study_are_exact() -> None:
     assert [axis.is_log for axis in numbers.axes] == [False, False, True, False]
     assert numbers.axes[0].ticks == ((0.0, "0"), (0.25, "0.25"), (1.0, "1"))
     assert numbers.axes[1].ticks == ((0.0, "off"), (1.0, "on"))
-    by_number = {line.number: line for line in numbers.lines}
-    assert by_number[0].heights == (None, None, None, 1.0)
-    assert by_number[1].heights == (0.0, 1.0, 0.0, 0.0)
-    assert by_number[2].heights == (0.25, 0.0, 1.0, 0.5)
-    assert by_number[3].heights == (1.0, 1.0, None, 1.0)  # a penalty stands at the end of the axis
-    assert [line.kind for line in numbers.lines] == ["baseline", "best", "best", "beyond"]
+    assert [(line.number, line.kind, line.heights) for line in numbers.lines] == [
+        (0, "baseline", (None, None, None, 1.0)),
+        (1, "best", (0.0, 1.0, 0.0, 0.0)),
+        (2, "best", (0.25, 0.0, 1.0, 0.5)),
+        (3, "beyond", (1.0, 1.0, None, 1.0)),  # a penalty stands at the end of the axis
+    ]
     assert numbers.left_out == ("same",)
 
 
@@ -50,8 +50,8 @@ def test_importance_orders_the_axes_and_decides_who_stays() -> None:
 
 def test_a_point_knows_its_trial_and_speaks_in_a_sentence() -> None:
     figure = parallel_coordinates_figure([*TRIALS, _trial(6, 0.6, a__p="<b>%{x}")], objective="Time (O0 steps)")
-    assert [trace.name for trace in figure.data][-1] == "the best within the allowed drop"
     best = figure.data[-1]
+    assert best.name == "the best within the allowed drop"
     assert {point[0] for point in best.customdata} == {1, 2, 6}
     assert best.customdata[0][1] == "Trial 1 (O0) has a.p = 0 and scored 0.5."
     assert all("<b>" not in point[1] and "%{" not in point[1] for point in best.customdata)
@@ -75,9 +75,9 @@ def test_every_second_name_stands_lower_where_many_stand_beside_each_other(n: in
 def test_the_title_names_what_the_best_agree_on(own: float | None, answer: str) -> None:
     best = [_trial(n, 0.1 * n, p=n / 5 if own is None else own) for n in range(1, 6)]
     rest = [_trial(n, 1.0 * n, p=n / 10) for n in range(6, 11)]
-    assert unmarked(parallel_coordinates_figure([*best, *rest]).layout.title.text) == answer
+    assert title(parallel_coordinates_figure([*best, *rest])) == answer
 
 
 def test_trials_that_do_not_differ_give_a_sentence() -> None:
     assert "No two finished trials differ" in parallel_coordinates_figure([]).layout.annotations[0].text
-    assert len(parallel_coordinates_figure([_trial(1, 0.5, p=1), _trial(2, 0.6, p=1)]).data) == 0
+    assert not parallel_coordinates_figure([_trial(1, 0.5, p=1), _trial(2, 0.6, p=1)]).data

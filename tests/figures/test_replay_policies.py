@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.figures.looking import title
 from workbench.figures import policy_names, replay_policies_figure, replay_policies_numbers
 from workbench.figures.drawing import figure_text
-from workbench.figures.labels import unmarked
 
 POLICIES = pd.DataFrame(
     {
@@ -41,24 +41,22 @@ def test_policies_without_numbers_are_left_out_and_counted() -> None:
 
 def test_the_recorded_and_the_chosen_policy_are_marked_and_named_in_the_legend_alone() -> None:
     figure = replay_policies_figure(POLICIES, "fixed at 2^10")
-    assert [t.name for t in figure.data] == ["recorded policy", "chosen policy"]
-    assert [t.text for t in figure.data] == [None, None]
-    assert figure.data[0].marker.symbol != figure.data[1].marker.symbol
-    assert figure.data[0].x[0] == pytest.approx(5.0)
-    assert figure.data[1].y[0] == pytest.approx(2.0)
-    assert unmarked(figure.layout.title.text) == "The chosen policy wastes 0 % of the steps, the recorded one 5 %"
+    recorded, chosen = figure.data
+    assert [(t.name, t.text) for t in figure.data] == [("recorded policy", None), ("chosen policy", None)]
+    assert recorded.marker.symbol != chosen.marker.symbol
+    assert (recorded.x[0], chosen.y[0]) == pytest.approx((5.0, 2.0))
+    assert title(figure) == "The chosen policy wastes 0 % of the steps, the recorded one 5 %"
     assert figure.layout.xaxis.title.text == "Wasted steps (%)"
-    assert len(replay_policies_figure(POLICIES.iloc[:0]).data) == 0
+    assert not replay_policies_figure(POLICIES.iloc[:0]).data
     same = replay_policies_figure(POLICIES, "init 2^16, factor 2, window 2000")
     assert same.data[-1].name == "chosen policy (the recorded one)"
 
 
 def test_a_point_can_be_picked_and_gives_its_range() -> None:
     table = POLICIES.assign(overflows=[5.0, 0, 1], overflows_low=[3.0, 0, 1], overflows_high=[8.0, 1, 1])
-    first, second = replay_policies_figure(table.iloc[::-1], "fixed at 2^10").data
-    assert first.customdata[0][0] == 2  # the row in the table given, whatever its label
-    assert second.customdata[0][0] == 1
-    assert first.customdata[0][2] == " (5 overflows, likely 3 to 8)"
+    first, second = (one.customdata[0] for one in replay_policies_figure(table.iloc[::-1], "fixed at 2^10").data)
+    assert (first[0], second[0]) == (2, 1)  # the row in the table given, whatever its label
+    assert first[2] == " (5 overflows, likely 3 to 8)"
     assert replay_policies_figure(POLICIES).data[0].customdata[0][2] == ""
 
 

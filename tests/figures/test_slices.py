@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.figures.looking import trace_of
 from workbench.core.records import TrialRecord
 from workbench.figures import (
     MetricScale,
@@ -104,8 +105,7 @@ def test_a_contour_is_smooth_rises_where_the_scores_do_and_has_the_trials_themse
     assert numbers is not None
     assert numbers.numbers == tuple(range(25))
     assert numbers.surface.shape == (numbers.grid_y.size, numbers.grid_x.size)
-    assert np.nanmin(numbers.surface) >= 1.0
-    assert np.nanmax(numbers.surface) <= 5.0
+    assert 1.0 <= np.nanmin(numbers.surface) <= np.nanmax(numbers.surface) <= 5.0
     assert (np.diff(numbers.surface, axis=1) >= -1e-9).all()
     assert np.abs(np.diff(numbers.surface, axis=0)).max() < 1e-6
     assert (numbers.grid_x[0], numbers.grid_x[-1]) == (0.0, 4.0)
@@ -123,8 +123,7 @@ def test_a_contour_needs_trials_that_differ_in_both() -> None:
     assert contour_numbers(plane(7), "x", "y") is None
     assert contour_numbers([trial(i, a=float(i), b=1.0) for i in range(20)], "a", "b") is None
     assert contour_numbers([trial(i, a=float(i), b="word") for i in range(20)], "a", "b") is None
-    figure = contour_figure(plane(7), "x", "y")
-    assert not figure.data
+    assert not contour_figure(plane(7), "x", "y").data
     assert contour_pair(plane(7)) is None
 
 
@@ -144,29 +143,21 @@ def test_every_trial_that_was_evaluated_twice_has_a_curve_of_its_kind() -> None:
     trials = [trial(0), trial(1, drop=0.1), trial(2), trial(3, state="pruned")]
     trials.append(TrialRecord(4, "complete", curve=((10, 0.5), (20, math.nan))))
     curves = trial_curve_numbers(trials, ACCURACY)
-    assert [(one.number, one.kind) for one in curves] == [
-        (0, "baseline"),
-        (1, "beyond"),
-        (2, "within"),
-        (3, "given up"),
-    ]
+    kinds = ["baseline", "beyond", "within", "given up"]
+    assert [(one.number, one.kind) for one in curves] == list(enumerate(kinds))
     assert curves[0].steps == (10, 20)
     assert curves[0].metrics == pytest.approx((50.0, 90.0))
 
 
 def test_of_too_many_curves_o0_and_the_best_are_drawn() -> None:
     trials = [trial(0, 9.0), *(trial(i, 1000.0 - i) for i in range(1, 600))]
-    curves = trial_curve_numbers(trials, ACCURACY)
-    assert len(curves) == 400
-    assert curves[0].number == 0
-    assert curves[1].number == 201
+    assert [curve.number for curve in trial_curve_numbers(trials, ACCURACY)] == [0, *range(201, 600)]
 
 
 def test_curves_of_one_kind_are_one_trace_with_gaps_and_name_their_trial() -> None:
     figure = trial_curves_figure([trial(0), trial(1), trial(2)], metric=ACCURACY)
-    base, within = sorted(figure.data, key=lambda trace: trace.name, reverse=False)[:2]
-    assert {base.name, within.name} == {"O0, the baseline", "within the allowed drop"}
-    trace = next(one for one in figure.data if one.name == "within the allowed drop")
+    assert sorted(trace.name for trace in figure.data)[:2] == ["O0, the baseline", "within the allowed drop"]
+    trace = trace_of(figure, "within the allowed drop")
     assert list(trace.x) == [10, 20, None, 10, 20, None]
     assert [point[0] for point in trace.customdata] == [1, 1, 1, 2, 2, 2]
     assert figure.layout.yaxis.title.text == "Accuracy (%)"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
+from tests.figures.looking import axis_titles, title, trace_of
 from tests.reports.synthetic_study import candidate
 from workbench.core.records import Choice, TrialRecord, TunedPlain, Verdict
 from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.drawing import figure_text
-from workbench.figures.labels import unmarked
 from workbench.figures.speed_accuracy import FAR_BEYOND
 
 ACCURACY = MetricScale("accuracy")
@@ -86,18 +87,15 @@ def test_a_candidate_stands_where_its_paired_drop_puts_it(higher: bool, metric: 
 def test_the_title_names_what_is_exported_and_nothing_else_and_its_point_is_marked() -> None:
     first, second = _candidate(Verdict.CONFIRMED, label="trial 1", speedup=1.45), _candidate(Verdict.CONFIRMED)
 
-    def title(*choices: Choice) -> str:
-        figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=choices)
-        return unmarked(figure.layout.title.text)
+    def of(*choices: Choice) -> go.Figure:
+        return speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=choices)
 
-    assert title(Choice("o1", second, "")) == "Exported: trial 2, 1.40 x O0 (confirmed)"
-    assert title(Choice("o1", None, "")) == "Exported: O0, as nothing is surely faster and as good"
-    both = title(Choice("o1", None, ""), Choice("o2", second, ""))
+    assert title(of(Choice("o1", second, ""))) == "Exported: trial 2, 1.40 x O0 (confirmed)"
+    assert title(of(Choice("o1", None, ""))) == "Exported: O0, as nothing is surely faster and as good"
+    both = title(of(Choice("o1", None, ""), Choice("o2", second, "")))
     assert both == "Exported: o1 O0; o2 trial 2, 1.40 x O0 (confirmed)"
-    assert title() == "How much faster can this task be trained, and what does that cost?"
-    figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=[Choice("o1", second, "")])
-    confirmed = next(t for t in figure.data if t.name.startswith("confirmed"))
-    assert list(confirmed.text) == ["", "o1: trial 2 ✓"]
+    assert title(of()) == "How much faster can this task be trained, and what does that cost?"
+    assert list(trace_of(of(Choice("o1", second, "")), "confirmed").text) == ["", "o1: trial 2 ✓"]
 
 
 def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict_in_names_that_fit_into_the_legend() -> None:
@@ -108,14 +106,11 @@ def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict_in_names_that_f
     assert {f"{v} {s}" for v, s in zip(Verdict, "✓?✗", strict=True)} <= set(names)
     both = speed_accuracy_figure(TRIALS, candidates, metric=ACCURACY, allowed_drops={"o1": 0.05, "o2": 0.07})
     assert max(len(trace.name) for trace in both.data) * 6 <= both.layout.legend.entrywidth
-    assert figure.layout.xaxis.title.text == "Speed: time of O0 / time (x)"
-    assert figure.layout.yaxis.title.text == "Accuracy (%)"
+    assert axis_titles(figure) == ["Accuracy (%)", "Speed: time of O0 / time (x)"]
     assert [note.text for note in figure.layout.annotations] == ["allowed for o1"]
-    confirmed = next(t for t in figure.data if t.name.startswith("confirmed"))
-    assert confirmed.error_x.array == pytest.approx([0.1])
-    assert confirmed.error_x.arrayminus == pytest.approx([0.1])
-    assert confirmed.error_y.arrayminus == pytest.approx([2.0])
-    assert confirmed.error_y.array == pytest.approx([0.0])
+    confirmed = trace_of(figure, "confirmed")
+    assert [*confirmed.error_x.arrayminus, *confirmed.error_x.array] == pytest.approx([0.1, 0.1])
+    assert [*confirmed.error_y.arrayminus, *confirmed.error_y.array] == pytest.approx([2.0, 0.0])
     assert [place.split()[1] for place in confirmed.textposition] == ["left"], "a bar goes through the middle"
     marked = [t for t in figure.data if t.mode != "lines"]
     assert len({t.marker.symbol for t in marked}) == len(marked)
@@ -124,7 +119,7 @@ def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict_in_names_that_f
 def test_o0_and_tuned_plain_are_named_on_opposite_sides_of_their_points() -> None:
     same = {"o1": (TunedPlain("length 1", {}, 1.0, 1.0, 1.0, 1.0, 0.0, 14), 1.0)}
     figure = speed_accuracy_figure(TRIALS, metric=ACCURACY, tuned_plain=same)
-    o0, tuned = (next(t for t in figure.data if t.name == name) for name in ("O0", "tuned plain"))
+    o0, tuned = trace_of(figure, "O0"), trace_of(figure, "tuned plain")
     assert (o0.x[0], o0.y[0]) == pytest.approx((tuned.x[0], tuned.y[0])), "else their names could not meet"
     assert [list(trace.text) for trace in (o0, tuned)] == [["O0"], ["tuned plain"]]
     assert [trace.textposition.split()[1] for trace in (o0, tuned)] == ["left", "right"]
@@ -134,9 +129,8 @@ def test_o0_and_tuned_plain_are_named_on_opposite_sides_of_their_points() -> Non
 def test_a_trial_given_up_early_does_not_squeeze_the_picture() -> None:
     figure = speed_accuracy_figure(TRIALS, metric=ACCURACY)
     low, high = figure.layout.yaxis.range
-    assert low > 70
-    assert high < 100
-    pruned = next(t for t in figure.data if t.name == "pruned or failed")
+    assert 70 < low < high < 100
+    pruned = trace_of(figure, "pruned or failed")
     assert list(pruned.y) == [low]
     assert "reached 20.00 %" in pruned.customdata[0][1]
 
@@ -148,12 +142,8 @@ def test_a_trial_given_up_early_does_not_squeeze_the_picture() -> None:
 def test_trials_far_beyond_the_drop_stand_on_the_edge_so_that_the_drop_can_be_seen(
     metric: MetricScale, lost: float, near: float, mark: str
 ) -> None:
-    trials = [
-        _trial(0, metric=0.9),
-        _trial(1, 0.5, metric=0.902, feasible=True),
-        _trial(2, 0.4, metric=near),
-        _trial(3, 0.1, metric=lost),
-    ]
+    trials = [_trial(0, metric=0.9), _trial(1, 0.5, metric=0.902, feasible=True)]
+    trials += [_trial(2, 0.4, metric=near), _trial(3, 0.1, metric=lost)]
     figure = speed_accuracy_figure(trials, metric=metric, allowed_drops={"o1": 0.005})
     low, high = (end / metric.factor for end in figure.layout.yaxis.range)
     assert low < near < high
@@ -163,8 +153,7 @@ def test_trials_far_beyond_the_drop_stand_on_the_edge_so_that_the_drop_can_be_se
     assert far.marker.symbol == mark
     assert far.y[0] / metric.factor == (low if metric.higher_is_better else high)
     assert metric.value_text(lost) in far.customdata[0][1].replace("<br>", " ")
-    front = next(t for t in figure.data if t.name == "Pareto front")
-    assert 10.0 not in front.x, "it would run along the edge"
+    assert 10.0 not in trace_of(figure, "Pareto front").x, "it would run along the edge"
 
 
 def test_hover_text_of_candidate_and_tuned_plain_says_a_gain_as_one() -> None:
@@ -173,8 +162,7 @@ def test_hover_text_of_candidate_and_tuned_plain_says_a_gain_as_one() -> None:
     said = "The accuracy is 0.2 points better (95 % bound 0.3 points worse; 0.5 points allowed): confirmed."
     assert point.text.split("<br>")[1] == said
     plain = {"o1": (TunedPlain("length 0.5", {}, 0.5, drop=-0.002), 2.0)}
-    figure = speed_accuracy_figure(TRIALS, metric=ACCURACY, tuned_plain=plain)
-    trace = next(t for t in figure.data if t.name == "tuned plain")
+    trace = trace_of(speed_accuracy_figure(TRIALS, metric=ACCURACY, tuned_plain=plain), "tuned plain")
     assert (trace.customdata[0][2], "drops" in trace.hovertemplate) == ("0.2 points better", False)
 
 
@@ -189,17 +177,14 @@ def test_hover_text_is_a_sentence_and_cannot_be_broken() -> None:
     ("higher", "front"), [(True, [(1.0, 90.0), (1.25, 89.0), (2.0, 80.0)]), (False, [(2.0, 80.0)])]
 )
 def test_the_front_holds_what_nothing_beats_in_both(higher: bool, front: list[tuple[float, float]]) -> None:
-    trials = [
-        *TRIALS,
-        _trial(5, 0.85, metric=0.85, relative_step_time=0.85, feasible=True),
-    ]  # slower and worse than trial 1
-    numbers = speed_accuracy_numbers(trials, metric=MetricScale("share", "share", higher_is_better=higher))
+    worse = _trial(5, 0.85, metric=0.85, relative_step_time=0.85, feasible=True)  # and slower than trial 1
+    metric = MetricScale("share", "share", higher_is_better=higher)
+    numbers = speed_accuracy_numbers([*TRIALS, worse], metric=metric)
     assert [(speed, round(value, 9)) for speed, value in numbers.front] == front
 
 
 def test_points_carry_their_trial() -> None:
     figure = speed_accuracy_figure(TRIALS, [_candidate(Verdict.CONFIRMED)], metric=ACCURACY)
-    front = next(trace for trace in figure.data if trace.name.startswith("Pareto front"))
-    assert front.line.shape == "vh"
+    assert trace_of(figure, "Pareto front").line.shape == "vh"
     carried = [point[0] for trace in figure.data if trace.customdata is not None for point in trace.customdata]
     assert sorted(carried) == [0, 1, 2, 2, 3]  # trial 2 once more as a candidate

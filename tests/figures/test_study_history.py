@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tests.figures.looking import axis_titles, title
 from workbench.core.records import TrialRecord
 from workbench.figures import study_history_figure, study_history_numbers
 from workbench.figures.drawing import figure_text
-from workbench.figures.labels import unmarked
 
 
 def _trial(number: int, value: float = 1.0, *, state: str = "complete", **known: Any) -> TrialRecord:
@@ -29,10 +29,9 @@ def test_best_so_far_ignores_what_breaks_the_constraint() -> None:
 def test_history_names_no_winner_marks_penalties_at_the_edge_and_every_point_carries_its_trial() -> None:
     trials = [_trial(0, 1.0), _trial(7, 0.9, feasible=True), _trial(8, 1e6)]
     figure = study_history_figure(trials, objective="Time to target (O0 steps)")
-    title = "What each trial scored, and the lowest score within the allowed drop"
-    assert unmarked(figure.layout.title.text) == title
-    assert figure.layout.yaxis.title.text == "Time to target (O0 steps)"
-    beyond = next(t for t in figure.data if t.name == "beyond this axis")
+    assert title(figure) == "What each trial scored, and the lowest score within the allowed drop"
+    assert axis_titles(figure)[0] == "Time to target (O0 steps)"
+    (beyond,) = figure.select_traces({"name": "beyond this axis"})
     assert list(beyond.x) == [8]
     assert max(beyond.y) < 2
     carried = {point[0] for trace in figure.data if trace.customdata is not None for point in trace.customdata}
@@ -41,9 +40,8 @@ def test_history_names_no_winner_marks_penalties_at_the_edge_and_every_point_car
 
 
 def test_ticks_of_few_trials_are_whole_numbers() -> None:
-    assert study_history_figure([_trial(0), _trial(1)]).layout.xaxis.dtick == 1
-    assert study_history_figure([_trial(0), _trial(2)]).layout.xaxis.dtick == 1
-    assert study_history_figure([_trial(number) for number in range(40)]).layout.xaxis.dtick is None
+    for numbers, dtick in (((0, 1), 1), ((0, 2), 1), (range(40), None)):
+        assert study_history_figure([_trial(number) for number in numbers]).layout.xaxis.dtick == dtick
 
 
 def test_o0_alone_is_no_history() -> None:

@@ -26,25 +26,22 @@ def test_a_colour_can_be_made_translucent() -> None:
 
 def test_charts_are_not_offered_for_upload() -> None:
     assert "sendChartToCloud" in FIGURE_CONFIG["modeBarButtonsToRemove"]
-    assert FIGURE_CONFIG["plotlyServerURL"] == ""
-    assert FIGURE_CONFIG["displaylogo"] is False
+    assert (FIGURE_CONFIG["plotlyServerURL"], FIGURE_CONFIG["displaylogo"]) == ("", False)
 
 
 def test_a_long_title_is_broken_and_takes_room_from_the_plot() -> None:
     short = Drawing("Why?", "because", height=400).figure()
     long = Drawing("word " * 20, "word " * 40, height=400).figure()
-    assert short.layout.margin.t == 84
-    title, subtitle = long.layout.title.text.split("<br>"), long.layout.title.subtitle.text.split("<br>")
-    assert (len(title), len(subtitle)) == (3, 4)
-    assert max(map(len, title)) <= 43
+    head, below = (text.text.split("<br>") for text in (long.layout.title, long.layout.title.subtitle))
+    assert (len(head), len(below)) == (3, 4)
+    assert max(map(len, head)) <= 43
     assert long.layout.height == 400
-    assert long.layout.margin.t == 84 + 2 * 19 + 3 * 17
+    assert [one.layout.margin.t for one in (short, long)] == [84, 84 + 2 * 19 + 3 * 17]
 
 
 def test_a_long_reason_is_broken_into_lines() -> None:
     notes = empty_figure("Why?", "A sentence that is long enough to be broken once, " * 2).layout.annotations
-    assert len(notes) == 3
-    assert notes[0].yshift - notes[1].yshift == 20
+    assert [notes[0].yshift - note.yshift for note in notes] == [0, 20, 40]
 
 
 def test_the_shared_template_stays_as_it_is_whoever_takes_it() -> None:
