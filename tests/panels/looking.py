@@ -39,6 +39,12 @@ def text_in(widget: widgets.Widget | Panel) -> str:
     return html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", "", html_in(widget), flags=re.DOTALL))
 
 
+def missing(shown: widgets.Widget | Panel, *sentences: str) -> list[str]:
+    """Return which sentences do not stand in a widget."""
+    text = text_in(shown)
+    return [sentence for sentence in sentences if sentence.replace("`", "") not in text]
+
+
 def ended(panel: WorkPanel, state: PanelState = PanelState.DONE) -> str:
     """Wait for a panel's work, find the panel in a state, with no error where it is done, and return its text."""
     assert panel.wait(LONG)

@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 import pytest
 
-from tests.panels.looking import everything, html_in, text_in
+from tests.panels.looking import everything, html_in, missing, text_in
 from workbench.config import SWITCHES, BoostConfig, NetworkFacts, describe_parameters
 from workbench.methods.registry import METHODS
 from workbench.panels.config_panel import ConfigPanel, card_html, owner_note
@@ -39,25 +39,13 @@ def box(panel: ConfigPanel, path: str) -> Any:
 
 
 def test_presets_stand_first_then_switches_then_everything_else_folded(panel: ConfigPanel) -> None:
-    order = [
-        w
-        for w in everything(panel.controls)
-        if isinstance(w, (widgets.ToggleButtons, widgets.Checkbox, widgets.Accordion))
-    ]
-    assert [type(w).__name__ for w in order] == ["ToggleButtons", *["Checkbox"] * 6, "Accordion"]
+    kinds = [type(widget).__name__ for widget in everything(panel.controls)]
+    order = [kind for kind in kinds if kind in ("ToggleButtons", "Checkbox", "Accordion")]
+    assert order == ["ToggleButtons", *["Checkbox"] * 6, "Accordion"]
     assert panel.sections.selected_index is None
     own = (
-        "Mode",
-        "Several ranks (common)",
-        "LessBN",
-        "Gradient freezing",
-        "Gradient accumulation",
-        "DimReduce",
-        "Loss scale",
-        "Mixed precision (amp)",
-        "Optimizer",
-        "Weight snapshots",
-        "Compatibility with MindSpore",
+        *("Mode", "Several ranks (common)", "LessBN", "Gradient freezing", "Gradient accumulation", "DimReduce"),
+        *("Loss scale", "Mixed precision (amp)", "Optimizer", "Weight snapshots", "Compatibility with MindSpore"),
     )
     titles = panel.sections.titles
     assert titles[: len(own)] == own
@@ -70,14 +58,11 @@ def test_the_optimizer_that_is_chosen_decides_which_of_its_parameters_can_be_set
     assert not damping.disabled
     assert "only thor has it: choose it as the optimizer" in text_in(damping.widget)
     box(panel, "optimizer.name").value = "AdamW"
-    assert name.value == "AdamW"
-    assert damping.disabled
+    assert (name.value, damping.disabled, eps.disabled) == ("AdamW", True, False)
     assert "not in effect: AdamW has no such parameter; only thor has it" in text_in(damping.widget)
-    assert not eps.disabled
     box(panel, "optimizer.name").value = "thor"
-    assert not damping.disabled
+    assert (damping.disabled, eps.disabled) == (False, True)
     assert "only thor has it" not in text_in(damping.widget)
-    assert eps.disabled
     assert "steps" in text_in(panel.control("optimizer.frequency").widget), "its unit stands beside it"
     box(panel, "optimizer.damping").value = "-1"
     assert "optimizer.damping must be greater than 0, got -1" in text_in(damping.widget)
@@ -85,8 +70,7 @@ def test_the_optimizer_that_is_chosen_decides_which_of_its_parameters_can_be_set
 
 def test_what_cannot_act_on_the_network_is_off_and_says_why(panel: ConfigPanel) -> None:
     panel.shared.learn(NetworkFacts(0, 0, 3, 3, 0, 3))
-    assert "nothing switched on" in text_in(panel)
-    assert "level O1 is equal to O0 here" in text_in(panel)
+    assert missing(panel, "nothing switched on", "level O1 is equal to O0 here") == []
     assert (panel.switches["less_bn"].value, panel.switches["less_bn"].disabled) == (False, True)
     assert "this network has no BatchNorm" in text_in(panel.controls)
     groups = panel.control("grad_freeze.param_groups")
@@ -277,7 +261,7 @@ def uploaded(content: bytes, name: str = "dropped.json") -> tuple[dict[str, Any]
     [
         (b"\xff\xfe", "dropped.json: is not UTF-8 text (byte 0)"),
         (b"{}}", "dropped.json: is not valid JSON"),
-        (b'{"boost": {"less_bn": 3}}', "`boost.less_bn` must be true or false, got 3"),
+        (b'{"boost": {"less_bn": 3}}', "boost.less_bn must be true or false, got 3"),
         (b"", "dropped.json: is empty"),
     ],
 )
@@ -285,7 +269,7 @@ def test_an_invalid_uploaded_file_is_a_sentence_and_changes_nothing_and_a_good_o
     panel: ConfigPanel, content: bytes, told: str
 ) -> None:
     panel._take_upload(uploaded(content))
-    assert told.replace("`", "") in text_in(panel.plots)
+    assert told in text_in(panel.plots)
     assert panel.config == BoostConfig()
     panel._take_upload(uploaded(b'{"boost": {"mode": "manual", "less_bn": true}}'))
     assert panel.switches["less_bn"].value
@@ -325,12 +309,7 @@ def test_the_cards_are_the_help(lasting: ConfigPanel, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("values", "names"),
-    [
-        ({}, OF_ONE_OPTIMIZER),
-        ({"lr": 0.1}, OF_ONE_OPTIMIZER),
-        ({"name": "AdamW"}, ()),
-        ({"name": "thor"}, ()),
-    ],
+    [({}, OF_ONE_OPTIMIZER), ({"lr": 0.1}, OF_ONE_OPTIMIZER), ({"name": "AdamW"}, ()), ({"name": "thor"}, ())],
     ids=["no section", "no name", "AdamW", "thor"],
 )
 def test_without_a_name_parameters_of_one_optimizer_say_whose_they_are(

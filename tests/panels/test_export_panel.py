@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.panels.looking import LONG, ended, html_in, text_in
+from tests.panels.looking import LONG, ended, html_in, missing, text_in
 from workbench.config import BoostConfig
 from workbench.panels.export_panel import ExportPanel, exported_files
 from workbench.panels.panel import PanelState
@@ -46,22 +46,16 @@ def panel(study: Path, tmp_path: Path, keep: Callable[[ExportPanel], ExportPanel
 
 
 def test_a_study_shows_both_exports_with_verdict_and_provenance(panel: ExportPanel) -> None:
-    assert panel.choice.options == ("this configuration", "o1", "o2")
-    assert panel.choice.value == "o1"
-    text = text_in(panel)
-    assert "Confirmed: the accuracy drop is at most 0.009." in text
-    assert "1.104 x (95 % interval 1.095 to 1.141)" in text
-    assert "0.009463" in text
-    assert "AMD EPYCPyTorch2.13.0" in text
-    assert "ignores loss_scale, amp, snapshots, compatibility, provenance" in text
-    assert "boost.less_bn" in text
-    assert "o1 and o2 are a study's answers" in text
+    assert (panel.choice.options, panel.choice.value) == (("this configuration", "o1", "o2"), "o1")
+    told = ("Confirmed: the accuracy drop is at most 0.009.", "1.104 x (95 % interval 1.095 to 1.141)", "0.009463")
+    ignored = "ignores loss_scale, amp, snapshots, compatibility, provenance"
+    answers = ("boost.less_bn", "o1 and o2 are a study's answers")
+    assert missing(panel, *told, "AMD EPYCPyTorch2.13.0", ignored, *answers) == []
     assert "<th></th>" not in html_in(panel), "a table without titles has no head"
     assert json.loads(panel.json.value) == O1.to_dict()
     panel.choice.value = "o2"
     assert "O0 it is." in text_in(panel)
-    assert panel.name.value == "boost_config.o2.json"
-    assert panel.config == O2
+    assert (panel.name.value, panel.config) == ("boost_config.o2.json", O2)
     panel.name.value = "best.json"
     panel.choice.value = "o1"
     assert panel.name.value == "best.json", "a name of the user's own stays"
@@ -73,8 +67,7 @@ def test_what_is_saved_is_the_file_on_show_and_another_that_is_there_is_replaced
     assert panel.state is PanelState.IDLE
     panel.save_button.click()
     path = tmp_path / "out" / "boost_config.o1.json"
-    assert panel.state is PanelState.DONE
-    assert panel.saved == path
+    assert (panel.state, panel.saved) == (PanelState.DONE, path)
     assert path.read_text() == panel.json.value + "\n"
     assert BoostConfig.from_json(path) == O1
     assert "reads back as this configuration" in text_in(panel)
@@ -98,14 +91,11 @@ def test_the_shared_configuration_is_shown_as_it_changes(tmp_path: Path) -> None
     shared = SharedConfig()
     with ExportPanel(shared, folder=tmp_path) as panel:
         assert panel.choice.options == ("this configuration",)
-        assert "so it has no verdict" in text_in(panel)
-        assert "nothing" in text_in(panel)
+        assert missing(panel, "so it has no verdict", "nothing") == []
         shared.change({"grad_freeze.freeze_p": 0.5}, "O2")
         assert json.loads(panel.json.value)["grad_freeze"]["freeze_p"] == 0.5
-        text = text_in(panel)
-        assert "grad_freeze.freeze_p0.50.7" in text
-        assert 'Pass boost_level="O2"' in text
-        assert "In effect at O2: LessBN + freezing" in text
+        told = ("grad_freeze.freeze_p0.50.7", 'Pass boost_level="O2"', "In effect at O2: LessBN + freezing")
+        assert missing(panel, *told) == []
         panel.name.value = "mine.json"
         panel.save_button.click()
         assert BoostConfig.from_json(tmp_path / "mine.json") == shared.config
@@ -142,16 +132,16 @@ def test_a_study_that_exported_nothing_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "study.db").write_text("")
     with ExportPanel(tmp_path / "new") as panel:
-        assert "has not been started; run workbench tune" in text_in(panel)
         assert "o1 and o2" not in text_in(panel), "there are none"
-        assert panel.export_button.disabled
-        panel.study.value = str(tmp_path / "run")
-        assert "has exported nothing yet" in text_in(panel)
-        assert not panel.export_button.disabled
-        panel.study.value = str(tmp_path)
-        assert "is not a study: it has no study.toml" in text_in(panel)
-        panel.study.value = str(tmp_path / "nowhere")
-        assert "there is no such folder" in text_in(panel)
+        for folder, told, is_begun in (
+            (tmp_path / "new", "has not been started; run workbench tune", False),
+            (tmp_path / "run", "has exported nothing yet", True),
+            (tmp_path, "is not a study: it has no study.toml", False),
+            (tmp_path / "nowhere", "there is no such folder", False),
+        ):
+            panel.study.value = str(folder)
+            assert told in text_in(panel)
+            assert panel.export_button.disabled is not is_begun
         panel.study.value = ""
         assert "there is no such folder" not in text_in(panel)
         assert panel.config == BoostConfig()
@@ -163,8 +153,8 @@ def test_an_offered_study_waits_beside_the_configuration_on_show(study: Path, tm
         assert made.study.value == ""
         made.offer(study)
         assert made.study.value == str(study)
-        assert made.choice.options == ("this configuration", "o1", "o2")
-        assert made.choice.value == "this configuration"
+        choices = ("this configuration", "o1", "o2")
+        assert (made.choice.options, made.choice.value) == (choices, choices[0])
         made.choice.value = "o2"
         made.offer(tmp_path)  # the study that is named stays, and what was chosen of it
         assert (made.study.value, made.choice.value) == (str(study), "o2")
@@ -176,8 +166,7 @@ def test_a_damaged_export_is_a_sentence_and_the_other_one_is_shown(study: Path) 
     (study / "result" / "boost_config.o1.json").write_text('{"boost": {"grad_freez": true}}')
     with ExportPanel(study) as panel:
         assert 'unknown key "grad_freez"' in text_in(panel)
-        assert panel.choice.options == ("this configuration", "o2")
-        assert panel.choice.value == "o2"
+        assert (panel.choice.options, panel.choice.value) == (("this configuration", "o2"), "o2")
 
 
 def test_a_whole_study_is_exported_in_the_worker(
@@ -199,8 +188,7 @@ def test_a_whole_study_is_exported_in_the_worker(
     for _ in range(2):
         panel.export_button.click()
         assert begun.wait(LONG)
-        assert panel.state is PanelState.RUNNING
-        assert panel.save_button.disabled
+        assert (panel.state, panel.save_button.disabled) == (PanelState.RUNNING, True)
         assert panel.save() is None  # one at a time
         go.set()
         assert "wrote boost_config.o1.json, boost_config.o2.json, train_torch_o1.py and the report" in ended(panel)

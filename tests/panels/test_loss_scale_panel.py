@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.panels.looking import LONG, drawn, our_threads, text_in
+from tests.panels.looking import LONG, drawn, missing, our_threads, text_in
 from tests.panels.recorded_runs import POLICY, recorded_run
 from workbench.config import BoostConfig
 from workbench.figures.drawing import Drawing
@@ -45,12 +45,9 @@ def test_a_run_is_opened_with_its_trace_its_map_fifty_policies_and_what_the_repl
     panel: LossScalePanel,
 ) -> None:
     assert panel.state is PanelState.DONE
-    text = text_in(panel)
-    assert "toy, O1, 60 steps, 9 overflows" in text
     assert drawn(panel.trace).layout.title.text.startswith("The loss scale stands at")
     assert drawn(panel.exponents).data[0].type == "heatmap"
-    assert len(panel.policies) == 50  # the recorded one is among them
-    assert len(panel.choice.options) == 50
+    assert len(panel.policies) == len(panel.choice.options) == 50  # the recorded one is among them
     wasted = simulate(
         ReplayedRun(panel.run).thresholds.scale,  # type: ignore[arg-type]
         [panel.policies[number] for _, number in panel.choice.options],
@@ -58,12 +55,11 @@ def test_a_run_is_opened_with_its_trace_its_map_fifty_policies_and_what_the_repl
     assert np.all(np.diff(wasted) >= 0), "the list begins with the least waste"
     assert not panel.groups.widget.is_present
     assert {trace.name for trace in drawn(panel.scatter).data} >= {"replayed policy"}
-    assert "Assumes the recorded trajectory" in text
-    assert "Calibrated on 9 overflows; 0 % of the updates are misjudged" in text
-    assert "may be off by a factor of" in text
+    rests_on = "Calibrated on 9 overflows; 0 % of the updates are misjudged"
+    told = ("toy, O1, 60 steps, 9 overflows", "Assumes the recorded trajectory", "may be off by a factor of")
+    assert missing(panel, *told, rests_on) == []
     assert panel.policy == POLICY, "the sliders begin at the recorded one, and predict what happened"
-    assert "9 overflows in 60 updates (likely" in text
-    assert "The recorded run had 9 overflows." in text
+    assert missing(panel, "9 overflows in 60 updates (likely", "The recorded run had 9 overflows.") == []
 
 
 @pytest.mark.parametrize(("error_log2", "told"), [(1.0, "by a factor of 2 either way"), (0.01, "calibrated.")])
@@ -88,12 +84,9 @@ def test_a_moved_slider_is_answered_and_a_clicked_point_and_a_line_of_the_list_s
     assert chosen.x[0] == 0.0
 
     number = next(i for i, p in enumerate(panel.policies) if (p.init, p.factor) == (2.0**12, 4.0))
-    callback = panel.scatter.on_pick
-    assert callback is not None
-    callback(number)
+    panel.scatter.on_pick(number)  # type: ignore[misc]  # what a click calls
     assert panel.wait_for_answer(LONG)
-    assert panel.policy == panel.policies[number]
-    assert panel.choice.value == number
+    assert (panel.policy, panel.choice.value) == (panel.policies[number], number)
     assert f"factor 4, window {panel.policies[number].window}" in text_in(panel)
     panel.choice.value = panel.choice.options[0][1]  # picked from the list with the keyboard
     assert panel.wait_for_answer(LONG)
@@ -133,7 +126,7 @@ def test_a_value_that_is_none_is_refused_and_use_this_policy_writes_it_into_the_
         assert panel.policy is None
         panel.use_button.click()
         assert panel.shared.config == BoostConfig()
-        panel.control(path)._take({INIT: POLICY.init, FACTOR: POLICY.factor, WINDOW: POLICY.window}[path])
+        panel.control(path)._take(getattr(POLICY, path.removeprefix("loss_scale.")))
         assert panel.control(path).problem == ""
         assert panel.wait_for_answer(LONG)
 
@@ -185,8 +178,7 @@ def test_a_folder_of_runs_is_listed_and_one_is_chosen_and_beside_one_that_was_na
     paths = [recorded_run(tmp_path, n, run_id=f"run-{n}") for n in (20, 30)]
     with LossScalePanel(tmp_path) as panel:
         assert panel.chooser.lister.wait(LONG)
-        assert panel.state is PanelState.IDLE
-        assert panel.use_button.disabled
+        assert (panel.state, panel.use_button.disabled) == (PanelState.IDLE, True)
         assert [value for _, value in panel.runs.options] == paths[::-1]
         assert panel.runs.value is None
         assert "2 runs: choose one" in text_in(panel)
@@ -196,7 +188,7 @@ def test_a_folder_of_runs_is_listed_and_one_is_chosen_and_beside_one_that_was_na
             settled(panel)
             assert panel.run is not None
             assert panel.run.path == path
-            assert f"{path.name}" in text_in(panel)
+            assert path.name in text_in(panel)
     with LossScalePanel(str(paths[0])) as panel:
         settled(panel)
         assert panel.chooser.lister.wait(LONG)
@@ -266,8 +258,7 @@ def test_a_run_of_a_newer_version_and_a_file_are_sentences_and_another_run_can_b
         assert panel.state is PanelState.IDLE, "a folder has been listed: nothing has failed"
         panel.open(recorded_run(tmp_path, run_id="good"))
         settled(panel)
-        assert panel.state is PanelState.DONE
-        assert panel.error is None
+        assert (panel.state, panel.error) == (PanelState.DONE, None)
 
 
 def test_opening_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,8 +272,7 @@ def test_opening_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("workbench.runs.read_run", slow)
     with LossScalePanel(recorded_run(tmp_path)) as panel:
         assert begun.wait(LONG)
-        assert panel.state is PanelState.RUNNING
-        assert panel.folder.disabled
+        assert (panel.state, panel.folder.disabled) == (PanelState.RUNNING, True)
         panel.stop_button.click()
         assert panel.state is PanelState.STOPPING
         panel.open(tmp_path / "ignored")  # one at a time

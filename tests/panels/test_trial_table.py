@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ class _Holder(Panel):
         super().__init__("Trials")
         self.taken: list[int] = []
         self.notes: list[tuple[int, str]] = []
-        self.table = TrialTable(self, self.taken.append, lambda *note: self.notes.append(note))
+        self.table: Any = TrialTable(self, self.taken.append, lambda *note: self.notes.append(note))
 
 
 @pytest.fixture
@@ -37,7 +38,6 @@ def test_it_holds_the_rows_that_the_report_has(holder: _Holder) -> None:
     assert holder.table.stage.children == ()
     holder.table.show(full_study())
     assert holder.table.widget in everything(holder.table.stage)
-    assert holder.table.widget is not None
     assert holder.table.widget.data == trial_data(full_study())
     holder.table.show(None)  # another folder, without a study
     assert holder.table.stage.children == ()
@@ -57,7 +57,6 @@ def test_a_running_study_renews_it_no_faster_than_it_is_made_and_its_end_always(
     running = replace(study, exported={})
     holder.table.show(running)
     widget = holder.table.widget
-    assert widget is not None
     holder.table.show(replace(running, trials=running.trials[:3]))
     assert len(widget.data["trials"]) == len(study.trials)  # too early
     now[0] += 60.0
@@ -71,14 +70,10 @@ def test_its_button_takes_a_trial_and_a_picked_trial_is_opened(holder: _Holder) 
     holder.table.open(3)  # nothing to open yet
     holder.table.show(full_study())
     widget = holder.table.widget
-    assert widget is not None
-    widget._handle_custom_msg({"take": 4}, [])
-    widget._handle_custom_msg({"take": "rm -rf"}, [])
-    widget._handle_custom_msg({"something": "else"}, [])
-    widget._handle_custom_msg({"note": 4, "text": "try it with more data"}, [])
-    widget._handle_custom_msg({"note": 4, "text": None}, [])
-    assert holder.notes == [(4, "try it with more data")]
-    assert holder.taken == [4]
+    takes: list[dict[str, Any]] = [{"take": 4}, {"take": "rm -rf"}, {"something": "else"}]
+    for message in (*takes, {"note": 4, "text": "try it with more data"}, {"note": 4, "text": None}):
+        widget._handle_custom_msg(message, [])
+    assert (holder.taken, holder.notes) == ([4], [(4, "try it with more data")])
     holder.table.open(3)
     assert widget.selected == 3
 
