@@ -68,6 +68,16 @@ class Outcome:
         assert "Traceback" not in self.err
         return lines[0]
 
+    def refused(self, code: int = 2) -> str:
+        """Return that line, of a command that ended with this code."""
+        assert self.code == code, self.err
+        return self.sentence
+
+    def succeeded(self) -> str:
+        """Return what it printed, having done its work."""
+        assert self.code == 0, self.err
+        return self.out
+
 
 Command = Callable[..., Outcome]
 

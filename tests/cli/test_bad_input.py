@@ -105,10 +105,9 @@ def test_wrong_arguments_are_one_sentence_and_exit_code_2(workbench: Command, ar
 def test_a_bad_configuration_names_file_and_rule(workbench: Command, here: Path, text: str, words: str) -> None:
     (here / "c.json").write_text(text)
     for command in (("validate", "c.json"), ("train", "--task", "wine.py", "--config", "c.json")):
-        outcome = workbench(*command)
-        assert outcome.code == 2
-        assert outcome.sentence.startswith("workbench: c.json: ")
-        assert words in outcome.sentence
+        sentence = workbench(*command).refused()
+        assert sentence.startswith("workbench: c.json: ")
+        assert words in sentence
     assert not (here / "runs").exists()
 
 
@@ -126,17 +125,13 @@ def test_a_bad_study_is_one_sentence_and_starts_nothing(
 ) -> None:
     file = study / "study.toml"
     file.write_text(file.read_text().replace(old, new))
-    outcome = workbench("tune", study)
-    assert outcome.code == 2
-    assert words in outcome.sentence
+    assert words in workbench("tune", study).refused()
     assert not (study / "study.db").exists()
 
 
 def test_a_study_that_was_not_started_has_no_status_and_nothing_to_export(workbench: Command, study: Path) -> None:
     for command in ("status", "export"):
-        outcome = workbench(command, study)
-        assert outcome.code == 2
-        assert "has not been started; run `workbench tune study` first" in outcome.sentence
+        assert "has not been started; run `workbench tune study` first" in workbench(command, study).refused()
 
 
 def test_an_edited_study_says_what_changed_and_keeps_everything(
@@ -145,10 +140,9 @@ def test_an_edited_study_says_what_changed_and_keeps_everything(
     before = json.loads(workbench("status", tuned, "--json").out)["trials"]
     file = tuned / "study.toml"
     file.write_text(file.read_text().replace("budget_steps = 12", "budget_steps = 13"))
-    outcome = workbench("tune", tuned)
-    assert outcome.code == 2
-    assert "`study.budget_steps` was 12, is 13" in outcome.sentence
-    assert "--fresh" in outcome.sentence
+    sentence = workbench("tune", tuned).refused()
+    assert "`study.budget_steps` was 12, is 13" in sentence
+    assert "--fresh" in sentence
     assert json.loads(workbench("status", tuned, "--json").out)["trials"] == before
     asked: dict[str, object] = {}
 
@@ -165,10 +159,9 @@ def test_an_edited_task_is_refused_by_name_and_a_comment_in_it_is_not(workbench:
     task = tuned.with_name("wine.py")
     before = task.read_text()
     task.write_text(before.replace("lr=0.1", "lr=0.2"))
-    outcome = workbench("tune", tuned)
-    assert outcome.code == 2
-    assert "the task has changed since the study began (wine.py)" in outcome.sentence
-    assert "--new-baseline" in outcome.sentence
+    sentence = workbench("tune", tuned).refused()
+    assert "the task has changed since the study began (wine.py)" in sentence
+    assert "--new-baseline" in sentence
     task.write_text(f"# a remark\n{before}")
     assert workbench("tune", tuned).code == 0
 
@@ -212,9 +205,7 @@ def test_a_task_that_fails_in_tune_leaves_a_study_that_can_go_on(
     file = study / "study.toml"
     text = file.read_text().replace("wine.py", "bad.py:evaluation")
     file.write_text(text.replace("n_trials = 3", "n_trials = 1"))
-    outcome = workbench("tune", study)
-    assert outcome.code == 1
-    assert "task 'bad evaluation': the evaluation failed" in outcome.sentence
+    assert "task 'bad evaluation': the evaluation failed" in workbench("tune", study).refused(1)
     (bad_tasks / "bad.py").write_text(TASK + BAD_TASKS.replace("when = False", "when = None"))
     assert workbench("tune", study).code == 0
 
@@ -263,9 +254,7 @@ def test_a_full_disk_while_exporting_leaves_the_former_files(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(atomic_file, "_flush_to_disk", full)
-    outcome = workbench("export", tuned)
-    assert outcome.code == 1
-    assert "no space left to write" in outcome.sentence
+    assert "no space left to write" in workbench("export", tuned).refused(1)
     assert {path: path.read_bytes() for path in (tuned / "result").iterdir()} == files
 
 
@@ -281,27 +270,22 @@ def test_a_folder_that_may_not_be_written_is_one_sentence(
 
     monkeypatch.setattr(Path, "mkdir", refuse)  # permissions do not stop root, under whom tests may run
     for command in (("train", "--task", "wine.py", "--out", "locked"), ("init", "locked")):
-        outcome = workbench(*command)
-        assert outcome.code == 1
-        assert "locked" in outcome.sentence
-        assert "ermission denied" in outcome.sentence
+        sentence = workbench(*command).refused(1)
+        assert "locked" in sentence
+        assert "ermission denied" in sentence
 
 
 def test_a_policy_that_cannot_be_is_refused_and_without_gradients_any(workbench: Command, here: Path) -> None:
     workbench("train", "--task", "wine.py", "--steps", 2, "--device", "cpu")
     (run,) = (here / "runs").iterdir()
     for option, value in (("--init", "nan"), ("--factor", "1"), ("--window", "0")):
-        outcome = workbench("replay", run, option, value)
-        assert outcome.code == 2
-        assert f"`{option.removeprefix('--')}` must" in outcome.sentence
+        assert f"`{option.removeprefix('--')}` must" in workbench("replay", run, option, value).refused()
     without_checksums(run)
     table = parquet.read_table(run / "steps.parquet")
     index = table.column_names.index("grad_amax")
     unknown = pyarrow.array([math.nan] * len(table), table.schema.field(index).type)
     parquet.write_table(table.set_column(index, table.schema.field(index), unknown), run / "steps.parquet")
-    outcome = workbench("replay", run)
-    assert outcome.code == 2
-    assert "nothing to replay" in outcome.sentence
+    assert "nothing to replay" in workbench("replay", run).refused()
 
 
 def test_nothing_from_a_file_steers_the_terminal(study: Path, workbench: Command) -> None:
@@ -344,9 +328,7 @@ def test_what_the_machine_or_its_user_did_is_no_bug_of_ours(
         raise error
 
     monkeypatch.setattr(doctor, "examine", fails)
-    outcome = workbench("doctor")
-    assert outcome.code == 1
-    assert words in outcome.sentence
+    assert words in workbench("doctor").refused(1)
 
 
 @pytest.mark.slow

@@ -55,9 +55,8 @@ def test_train_counts_epochs_in_batches_of_the_loader(workbench: Command, here: 
     assert "--steps and --epochs say the same; give one of them" in both.sentence
     endless = (here / "wine.py").read_text().replace("train=batches", "train=lambda seed: itertools.cycle(batches)")
     (here / "endless.py").write_text(f"import itertools\n{endless}")
-    unknown = workbench("train", "--task", "endless.py", "--epochs", 1)
-    assert unknown.code == 2
-    assert "the loader of wine does not know its length; say --steps N instead of epochs" in unknown.sentence
+    sentence = workbench("train", "--task", "endless.py", "--epochs", 1).refused()
+    assert "the loader of wine does not know its length; say --steps N instead of epochs" in sentence
     assert len(list((here / "runs").iterdir())) == 1
 
 
@@ -80,17 +79,14 @@ def test_overflows_are_told_and_replay_judges_policies_on_them(workbench: Comman
         "loss_scale": {"kind": "dynamic", "init": 2.0**24, "window": 5},
     }
     BoostConfig.from_dict(amp).save(here / "amp.json")
-    outcome = workbench("train", "--task", "wine.py", "--config", "amp.json", "--steps", 20, "--device", "cpu")
-    assert outcome.code == 0
+    said = workbench("train", "--task", "wine.py", "--config", "amp.json", "--steps", 20, "--device", "cpu").succeeded()
     run = Path(next((here / "runs").iterdir()))
     overflows = len(read_run(run).overflow_steps)
     assert overflows > 0
-    assert f"{overflows} update" in outcome.out
-    assert f"workbench replay runs/{run.name}" in outcome.out
+    assert f"{overflows} update" in said
+    assert f"workbench replay runs/{run.name}" in said
 
-    replayed = workbench("replay", run, "--init", 2.0**24, "--init", 16, "--window", 5, "--json")
-    assert replayed.code == 0
-    told = json.loads(replayed.out)
+    told = json.loads(workbench("replay", run, "--init", 2.0**24, "--init", 16, "--window", 5, "--json").succeeded())
     assert told["recorded_overflows"] == overflows
     assert [policy["init"] for policy in told["policies"]] == [2.0**24, 16.0]
     assert told["policies"][1]["overflows"] == 0
@@ -115,10 +111,9 @@ def test_compare_of_one_file_compares_with_o0(workbench: Command, here: Path) ->
     accumulating = off | {"boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2}
     BoostConfig().with_values(accumulating).save(here / "one.json")
     common = ("compare", "one.json", "--task", "wine.py", "--seeds", 2, "--steps", 6, "--device", "cpu")
-    told = workbench(*common)
-    assert told.code == 0
-    assert "accumulation over 2" in told.out
-    assert "one.json: " in told.out
+    said = workbench(*common).succeeded()
+    assert "accumulation over 2" in said
+    assert "one.json: " in said
     compared = json.loads(workbench(*common, "--json").out)
     assert [side["label"] for side in compared["sides"]] == ["O0", "one.json"]
     assert compared["seeds"] == [0, 1]
@@ -200,9 +195,7 @@ def test_validate_says_what_is_not_in_effect_and_what_the_file_leaves_to_the_lev
     workbench: Command, here: Path
 ) -> None:
     (here / "one.json").write_text('{"boost": {"mode": "manual", "adasum": true, "grad_freeze": true}}')
-    outcome = workbench("validate", "one.json", "--level", "O1", "--world-size", 1)
-    assert outcome.code == 0
-    assert "not in effect: " in outcome.out
+    assert "not in effect: " in workbench("validate", "one.json", "--level", "O1", "--world-size", 1).succeeded()
     told = json.loads(workbench("validate", "one.json", "--json").out)
     assert told["valid"] is True
     assert "adasum" in told["not_in_effect"]
@@ -231,10 +224,9 @@ def test_doctor_finds_this_machine_able(workbench: Command) -> None:
 
 
 def test_init_writes_studies_and_names_the_next_command(workbench: Command, here: Path) -> None:
-    outcome = workbench("init", "my folder")
-    assert outcome.code == 0
+    said = workbench("init", "my folder").succeeded()
     assert (here / "my folder" / "studies" / "quickstart" / "study.toml").exists()
-    assert "next: workbench tune 'my folder/studies/quickstart'" in outcome.out
+    assert "next: workbench tune 'my folder/studies/quickstart'" in said
 
 
 @pytest.mark.parametrize("command", ["", "runs"])

@@ -39,9 +39,7 @@ def test_a_name_that_means_none_or_several_is_refused(name: str, said: str) -> N
 
 
 def test_an_unknown_notebook_is_one_sentence_and_starts_nothing(workbench: Command, here: Path) -> None:
-    outcome = workbench("lab", "no such one", "--no-browser")
-    assert outcome.code == 2
-    assert "notebook 'no such one' is none of them: 0" in outcome.sentence
+    assert "notebook 'no such one' is none of them: 0" in workbench("lab", "no such one", "--no-browser").refused()
     assert not (here / "notebooks").exists()
 
 

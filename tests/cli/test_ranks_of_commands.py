@@ -153,9 +153,7 @@ def test_tune_starts_the_ranks_of_the_study_itself(two_ranks: Path) -> None:
 def test_ranks_that_disagree_with_the_study_are_one_sentence(
     study: Path, workbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = workbench("tune", study)
-    assert outcome.code == 2
-    assert outcome.sentence.startswith("workbench: `study.ranks` is 1, but 2 ranks were started")
+    assert workbench("tune", study).refused().startswith("workbench: `study.ranks` is 1, but 2 ranks were started")
     monkeypatch.setenv("RANK", "1")
     outcome = workbench("tune", study)
     assert (outcome.code, outcome.err) == (2, ""), "rank 0 has said it"
@@ -163,9 +161,8 @@ def test_ranks_that_disagree_with_the_study_are_one_sentence(
 
 @pytest.mark.usefixtures("as_rank_0")
 def test_several_workers_and_several_ranks_exclude_each_other(two_ranks: Path, workbench: Command) -> None:
-    outcome = workbench("tune", two_ranks, "--jobs", 2)
-    assert outcome.code == 2
-    assert "--jobs (in the Tune tab: Workers) must be 1 for a study with `study.ranks` = 2" in outcome.sentence
+    sentence = workbench("tune", two_ranks, "--jobs", 2).refused()
+    assert "--jobs (in the Tune tab: Workers) must be 1 for a study with `study.ranks` = 2" in sentence
 
 
 # Who fails and how, and what the one sentence says; a file that is missing is wrong input where rank 0 misses it.
