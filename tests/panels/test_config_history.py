@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,24 +17,19 @@ SLOW = {"grad_freeze.freeze_p": 0.5}
 OTHER = BoostConfig.from_dict({"loss_scale": {"window": 500}})
 
 
+FREEZE_P = BoostConfig().grad_freeze.freeze_p
+
+
 def freeze_p(shared: SharedConfig) -> float:
     return shared.config.grad_freeze.freeze_p
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    set_by_test = Clock()
-    monkeypatch.setattr(shared_config, "time", set_by_test)
-    return set_by_test
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return a clock that a test sets."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(shared_config, "time", clock)
+    return clock
 
 
 def test_every_change_is_taken_back_and_made_again_in_order() -> None:
@@ -67,27 +63,26 @@ def test_a_new_edit_ends_what_could_be_made_again() -> None:
     shared.undo()
     shared.change({"dim_reduce.rho": 0.3})
     shared.redo()
-    assert (freeze_p(shared), shared.config.dim_reduce.rho) == (BoostConfig().grad_freeze.freeze_p, 0.3)
+    assert (freeze_p(shared), shared.config.dim_reduce.rho) == (FREEZE_P, 0.3)
 
 
-def test_a_dragged_slider_is_one_edit_and_a_pause_begins_another(clock: Clock) -> None:
-    shared, first = SharedConfig(), BoostConfig().grad_freeze.freeze_p
+def test_a_dragged_slider_is_one_edit_and_a_pause_begins_another(clock: SimpleNamespace) -> None:
+    shared = SharedConfig()
     for moment, value in enumerate((0.1, 0.2, 0.3)):
         clock.now = moment
         shared.change({"grad_freeze.freeze_p": value})
     clock.now = 60.0
     shared.change({"grad_freeze.freeze_p": 0.6})
     shared.change({"dim_reduce.rho": 0.3})  # at once, but another value
-    assert [shared.undo() or freeze_p(shared) for _ in range(3)] == [0.6, 0.3, first]
+    assert [shared.undo() or freeze_p(shared) for _ in range(3)] == [0.6, 0.3, FREEZE_P]
 
 
 @pytest.mark.parametrize("before", [{}, {"loss_scale.window": 20}])
-def test_a_slider_that_is_dragged_back_and_away_again_is_undone(clock: Clock, before: dict[str, Any]) -> None:
+def test_a_slider_that_is_dragged_back_and_away_again_is_undone(clock: SimpleNamespace, before: dict[str, Any]) -> None:
     shared = SharedConfig()
     shared.change(before)
     began = shared.both()
-    first = freeze_p(shared)
-    for value in (0.6, first, 0.5, 0.4):
+    for value in (0.6, FREEZE_P, 0.5, 0.4):
         clock.now += 0.1
         shared.change({"grad_freeze.freeze_p": value})
     assert shared.undoes() == ["grad_freeze.freeze_p"]
@@ -95,28 +90,26 @@ def test_a_slider_that_is_dragged_back_and_away_again_is_undone(clock: Clock, be
     assert shared.both() == began
 
 
-def test_a_slider_that_is_dragged_back_leaves_nothing_to_undo(clock: Clock) -> None:
+def test_a_slider_that_is_dragged_back_leaves_nothing_to_undo(clock: SimpleNamespace) -> None:
     shared = SharedConfig()
     shared.change(SLOW)
-    shared.change({"grad_freeze.freeze_p": BoostConfig().grad_freeze.freeze_p})
+    shared.change({"grad_freeze.freeze_p": FREEZE_P})
     assert shared.undoes() == []
 
 
 def test_what_was_edited_by_hand_is_told_from_what_can_be_had_again() -> None:
     shared = SharedConfig()
     assert not shared.is_edited
-    shared.set(OTHER, "O2")
-    assert not shared.is_edited, "it was taken whole"
-    shared.change(SLOW)
-    assert shared.is_edited
-    shared.keep("mine")
-    assert not shared.is_edited, "it has a name"
-    shared.forget("mine")
-    assert shared.is_edited
-    shared.undo()
-    assert not shared.is_edited
-    shared.set(BoostConfig.from_dict({"amp": {"level": "O3"}}), edited=True)
-    assert shared.is_edited
+    for act, is_edited in (
+        (lambda: shared.set(OTHER, "O2"), False),  # it was taken whole
+        (lambda: shared.change(SLOW), True),
+        (lambda: shared.keep("mine"), False),  # it has a name
+        (lambda: shared.forget("mine"), True),
+        (shared.undo, False),
+        (lambda: shared.set(BoostConfig.from_dict({"amp": {"level": "O3"}}), edited=True), True),
+    ):
+        act()
+        assert shared.is_edited is is_edited
 
 
 def test_undo_and_redo_say_what_they_set_and_rest_where_there_is_nothing(keep: Callable[[Any], Any]) -> None:
@@ -126,7 +119,7 @@ def test_undo_and_redo_say_what_they_set_and_rest_where_there_is_nothing(keep: C
     shared.change(SLOW)
     assert (buttons.undo.disabled, buttons.undo.tooltip) == (False, "Undo the change of grad_freeze.freeze_p")
     buttons.undo.click()
-    assert freeze_p(shared) == BoostConfig().grad_freeze.freeze_p
+    assert freeze_p(shared) == FREEZE_P
     assert (buttons.undo.disabled, buttons.redo.disabled) == (True, False)
     buttons.redo.click()
     assert freeze_p(shared) == 0.5

@@ -114,8 +114,8 @@ def test_a_preset_sets_the_level_and_takes_back_a_switch_turned_by_hand_which_ma
     assert not any(switch.value for switch in panel.switches.values())
     panel.preset.buttons.value = "O1"
     panel.switches["grad_freeze"].value = False
-    assert panel.config.boost.mode == "manual"
-    assert (panel.config.boost.less_bn, panel.config.boost.grad_freeze) == (True, False)
+    asked = panel.config.boost
+    assert (asked.mode, asked.less_bn, asked.grad_freeze) == ("manual", True, False)
     assert panel.preset.buttons.value is None
     assert "own switches (mode manual)" in text_in(panel)
     assert panel.config.resolve("O0").in_effect() == ("less_bn",)
@@ -196,9 +196,8 @@ def test_a_refused_value_says_so_beside_the_field_and_changes_nothing(
     panel.switches["less_bn"].value = False
     assert panel.control(path).problem == sentence, "another change does not hide it"
     panel.preset.buttons.value = "O0"
-    entry.value = {"grad_freeze.freeze_p": "0.5", "loss_scale.window": "100", "loss_scale.init": "8"}.get(
-        path, "0.5, 0.6"
-    )
+    legal = {"grad_freeze.freeze_p": "0.5", "loss_scale.window": "100", "loss_scale.init": "8"}
+    entry.value = legal.get(path, "0.5, 0.6")
     assert panel.control(path).problem == ""
     assert list(panel.config.diff(BoostConfig())) == [path]
 
@@ -213,8 +212,7 @@ def test_the_json_is_live_checked_while_typed_taken_when_it_is_left_and_bad_json
     assert "must lie" not in text_in(panel)
     assert panel.config == BoostConfig()
     panel.json.value = '{"grad_freeze": {"freeze_p": 0.25}}'
-    assert panel.config.grad_freeze.freeze_p == 0.25
-    assert panel.shared.is_edited
+    assert (panel.config.grad_freeze.freeze_p, panel.shared.is_edited) == (0.25, True)
     assert len(json.loads(panel.json.value)) > 5, "the whole configuration is shown"
     box(panel, "grad_freeze.freeze_p").value = "0.5"
     assert json.loads(panel.json.value)["grad_freeze"]["freeze_p"] == 0.5
@@ -248,8 +246,7 @@ def test_save_and_load_go_through_a_file_and_where_that_cannot_be_say_so(panel: 
     assert f"wrote {tmp_path / 'mine.json'}" in text_in(panel.plots)
     box(panel, "grad_freeze.freeze_p").value = "0.1"
     panel.load_button.click()
-    assert panel.config == saved
-    assert box(panel, "grad_freeze.freeze_p").value == "0.5"
+    assert (panel.config, box(panel, "grad_freeze.freeze_p").value) == (saved, "0.5")
 
 
 def uploaded(content: bytes, name: str = "dropped.json") -> tuple[dict[str, Any], ...]:
@@ -281,8 +278,7 @@ def test_a_change_elsewhere_is_shown_here() -> None:
     with ConfigPanel(shared) as panel:
         entry = box(panel, "grad_freeze.freeze_p")
         shared.set(BoostConfig.from_dict({"grad_freeze": {"freeze_p": 0.5}}), "O1")
-        assert entry.value == "0.5"
-        assert panel.preset.buttons.value == "O1"
+        assert (entry.value, panel.preset.buttons.value) == ("0.5", "O1")
         assert panel.switches["grad_freeze"].value
     shared.set(BoostConfig(), "O2")
     assert panel.preset.buttons.value == "O1", "a closed panel no longer listens"

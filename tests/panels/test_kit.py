@@ -26,8 +26,8 @@ def test_a_placed_widget_is_one_model_and_has_its_classes(kind: type[Any]) -> No
     original = kind.__mro__[2] if kind.__mro__[1].__name__ == "_Placed" else kind.__mro__[3]
     assert original.__module__.startswith("ipywidgets.")
     plain = original()
-    names = ("_model_name", "_view_name", "_model_module", "_view_module")
-    assert {name: state[name] for name in names} == {name: plain.get_state()[name] for name in names}
+    for name in ("_model_name", "_view_name", "_model_module", "_view_module"):
+        assert state[name] == plain.get_state()[name]
     widget.close()
     plain.close()
 

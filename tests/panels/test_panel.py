@@ -8,7 +8,7 @@ import IPython
 import pytest
 import torch
 
-from tests.panels.looking import html_in
+from tests.panels.looking import html_in, missing
 from workbench.config import ConfigError
 from workbench.panels import notebook_cells
 from workbench.panels.panel import Panel, PanelState
@@ -24,11 +24,9 @@ def raised(error: Exception) -> Exception:
 
 def test_a_panel_shows_its_title_and_state() -> None:
     with Panel("Train") as panel:
-        assert "Train" in html_in(panel)
-        assert "○ idle" in html_in(panel)
+        assert missing(panel, "Train", "○ idle") == []
         panel.machine.to(PanelState.RUNNING)
-        assert "▶ running" in html_in(panel)
-        assert panel.state is PanelState.RUNNING
+        assert (missing(panel, "▶ running"), panel.state) == ([], PanelState.RUNNING)
 
 
 def of_another() -> Exception:
@@ -100,8 +98,7 @@ def test_a_closed_panel_ignores_late_clicks_and_moves() -> None:
     panel.close()
     handler()
     panel.machine.to(PanelState.RUNNING)
-    assert clicks == []
-    assert repr(panel) == "<Panel: closed>"
+    assert (clicks, repr(panel)) == ([], "<Panel: closed>")
 
 
 def test_what_was_last_made_is_cleaned_up_first() -> None:
@@ -132,6 +129,7 @@ def test_a_saved_notebook_has_something_to_show_without_a_kernel() -> None:
 
 
 def test_running_a_cell_again_closes_what_it_had_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert notebook_cells.current_cell() is None, "a program has no cells"
     place: list[tuple[str, str] | None] = [None]
     monkeypatch.setattr(notebook_cells, "current_cell", lambda: place[0])
     monkeypatch.setattr(notebook_cells, "_panels", {})
@@ -147,10 +145,6 @@ def test_running_a_cell_again_closes_what_it_had_made(monkeypatch: pytest.Monkey
     assert not any(panel.closed for panel in (outside, other, again))
     for panel in (outside, other, again):
         panel.close()
-
-
-def test_a_program_has_no_cells() -> None:
-    assert notebook_cells.current_cell() is None
 
 
 def test_a_panel_nobody_holds_is_collected() -> None:

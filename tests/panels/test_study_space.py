@@ -47,8 +47,7 @@ def test_a_space_reads_back_as_it_was_and_bounds_are_typed_as_people_write_them(
     assert row.value == [2, 4, 8]  # without an upper bound it is a list
     row = space.rows["grad_freeze.freeze_p"]
     row.low.value, row.high.value = "0.5, 1", ""
-    assert row.value == [0.5, 1.0]
-    assert [type(one) for one in row.value] == [float, float]
+    assert repr(row.value) == "[0.5, 1.0]", "both of one kind"
 
 
 def test_the_parameters_of_an_optimizer_can_be_searched_and_show_their_units(space: SearchSpace) -> None:
@@ -68,12 +67,10 @@ def test_the_parameters_of_an_optimizer_can_be_searched_and_show_their_units(spa
 
 
 def test_choices_are_boxes(space: SearchSpace) -> None:
-    space.rows["level"].boxes["O2"].value = False
-    space.rows["boost.less_bn"].boxes[False].value = False
-    space.rows["amp.level"].boxes["O3"].value = False
-    assert space.value["level"] == ["O1"]
-    assert space.value["boost.less_bn"] == [True]
-    assert space.value["amp.level"] == ["O0", "O2", "auto"]
+    left = {"level": ["O1"], "boost.less_bn": [True], "amp.level": ["O0", "O2", "auto"]}
+    for path, unticked in (("level", "O2"), ("boost.less_bn", False), ("amp.level", "O3")):
+        space.rows[path].boxes[unticked].value = False
+        assert space.value[path] == left[path]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +129,5 @@ def test_what_can_be_searched_is_chosen_from_a_list(space: SearchSpace) -> None:
     assert "grad_freeze: Freeze strategy" in [label for label, _ in space.choice.options]
     space.choice.value = "grad_freeze.freeze_type"
     assert space.value["grad_freeze.freeze_type"] is True, "over all of its values"
-    assert [box.description for box in space.rows["grad_freeze.freeze_type"].boxes.values()] == [
-        "front to back, in turn",
-        "drawn at random",
-    ]
-    assert space.choice.value == ""
+    offered = [box.description for box in space.rows["grad_freeze.freeze_type"].boxes.values()]
+    assert (offered, space.choice.value) == (["front to back, in turn", "drawn at random"], "")

@@ -10,23 +10,16 @@ from workbench.panels.config_panel import ConfigPanel
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.ways_out import way_out
 
+ACCUMULATING = {"grad_accumulation.grad_accumulation_step": 2}
+DYNAMIC = {"loss_scale.kind": "dynamic", "boost.grad_freeze": True}
+
 
 @pytest.mark.parametrize(
     ("name", "ranks", "text", "values"),
     [
-        (
-            "grad_accumulation",
-            1,
-            "Set micro-batches per update to 2 and switch it on",
-            {"grad_accumulation.grad_accumulation_step": 2},
-        ),
+        ("grad_accumulation", 1, "Set micro-batches per update to 2 and switch it on", ACCUMULATING),
         ("adasum", 16, "Switch Gradient freezing off and this on", {"boost.grad_freeze": False}),
-        (
-            "loss_scale_group",
-            1,
-            "Set loss_scale.kind to dynamic and switch it on",
-            {"loss_scale.kind": "dynamic", "boost.grad_freeze": True},
-        ),
+        ("loss_scale_group", 1, "Set loss_scale.kind to dynamic and switch it on", DYNAMIC),
         ("adasum", 1, "", {}),
         ("dim_reduce", 1, "", {}),
     ],
@@ -40,19 +33,17 @@ def test_one_change_lets_a_switch_act_and_is_offered_alone(
     assert (way.text if way is not None else "") == text
     if way is not None:
         assert name in way.config.resolve("O1", ranks).in_effect()
-        leaves = way.config.leaves()
-        assert {path: leaves[path] for path in values} == values
+        assert values.items() <= way.config.leaves().items()
 
 
 def test_a_dead_end_is_a_button_in_the_panel(keep: Callable[[Any], Any]) -> None:
     panel = keep(ConfigPanel(SharedConfig()))
     button = panel.ways_out["grad_accumulation"]
     assert {name for name in SWITCHES if panel.ways_out[name].is_present} == {"grad_accumulation", "loss_scale_group"}
-    assert panel.switches["grad_accumulation"].disabled
+    switch = panel.switches["grad_accumulation"]
+    assert switch.disabled
     button.click()
     assert panel.config.grad_accumulation.grad_accumulation_step == 2
-    assert panel.switches["grad_accumulation"].value
-    assert not panel.switches["grad_accumulation"].disabled
-    assert not button.is_present
+    assert (switch.value, switch.disabled, button.is_present) == (True, False, False)
     panel.shared.undo()
     assert panel.config == BoostConfig()

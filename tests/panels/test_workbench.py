@@ -12,7 +12,7 @@ from torch import nn
 import workbench
 import workbench.panels
 from tests.experiments.small_tasks import small_task
-from tests.panels.looking import LONG, ended, everything, our_threads, text_in
+from tests.panels.looking import LONG, ended, everything, missing, our_threads, text_in
 from workbench.config import BoostConfig
 from workbench.panels.workbench import Workbench
 
@@ -27,8 +27,7 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
 
 
 def test_the_first_of_six_tabs_is_open_and_every_other_is_made_once_when_it_is_opened(bench: Workbench) -> None:
-    assert bench.tabs.titles == TITLES
-    assert bench.tabs.selected_index == 0
+    assert (bench.tabs.titles, bench.tabs.selected_index) == (TITLES, 0)
     unopened = [place.children[0] for place in bench.tabs.children[1:]]
     assert all("Opening…" in getattr(notice, "value", "") for notice in unopened)
     assert bench.tabs.children[0].children == (bench.panel("Configure").widget,)
@@ -62,8 +61,8 @@ def test_the_first_tab_says_what_finds_nothing_to_do_in_the_task_s_network(tmp_p
 
     with Workbench(small_task(model=plain), out=None, studies=tmp_path) as bench:
         train = bench.panel("Train")  # by now the network has been looked at
-        assert "this network has no BatchNorm" in text_in(bench.panel("Configure"))
-        assert "level O1 is equal to O0 here" in text_in(bench.panel("Configure"))
+        told = ("this network has no BatchNorm", "level O1 is equal to O0 here")
+        assert missing(bench.panel("Configure"), *told) == []
         assert "nothing switched on" in text_in(train)
         assert "In effect at O1: nothing switched on." in text_in(bench.panel("Export"))
 
@@ -110,9 +109,8 @@ def test_export_offers_what_the_study_of_the_tune_tab_has_found(bench: Workbench
     BoostConfig().save(folder / "result" / "boost_config.o1.json")
     bench.tabs.selected_index = 0
     bench.tabs.selected_index = 5
-    export = bench.panel("Export")
-    assert export.choice.options == ("this configuration", "o1")
-    assert export.choice.value == "this configuration"
+    choice = bench.panel("Export").choice
+    assert (choice.options, choice.value) == (("this configuration", "o1"), "this configuration")
 
 
 def test_closing_the_workbench_or_a_panel_alone_leaves_neither_thread_nor_widget(tmp_path: Path) -> None:
