@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,13 @@ from workbench.config import BoostConfig, ConfigError, GradFreezeConfig
 from workbench.config.boost_json import parse_json
 
 NAN = float("nan")
+MODES = "auto manual enable_all disable_all"
+NAMES = "SGD Adam AdamW RMSprop Adagrad Muon ScheduleFreeAdamW thor adam_offload"
+POSITIONS = "`common.gradient_split_groups` must be a list of whole numbers, each at least 0"
+
+
+def one_of(names: str) -> str:
+    return "must be one of " + ", ".join(f'"{name}"' for name in names.split())
 
 
 @pytest.mark.parametrize(
@@ -34,32 +42,15 @@ NAN = float("nan")
         ({"grad_freeze": {"freeze_type": 2}}, "`grad_freeze.freeze_type` must be one of 0, 1, got 2"),
         ({"grad_freeze": {"param_groups": 0}}, "`grad_freeze.param_groups` must be at least 1, got 0"),
         ({"grad_freeze": {"total_steps": 2.0}}, "`grad_freeze.total_steps` must be a whole number at least 0, got 2.0"),
-        (
-            {"grad_freeze": {"total_steps": 10**30}},
-            "`grad_freeze.total_steps` must fit into 64 bits, got 1000000000000000000000000000000",
-        ),
+        ({"grad_freeze": {"total_steps": 10**30}}, f"`grad_freeze.total_steps` must fit into 64 bits, got {10**30}"),
         ({"dim_reduce": {"alpha": -0.1}}, "`dim_reduce.alpha` must be at least 0, got -0.1"),
         ({"dim_reduce": {"rho": NAN}}, "`dim_reduce.rho` must be a finite number in (0, 1), got NaN"),
         ({"dim_reduce": {"alpha": float("inf")}}, "`dim_reduce.alpha` must be a finite number at least 0, got inf"),
         ({"boost": {"less_bn": 1}}, "`boost.less_bn` must be true or false, got 1"),
-        (
-            {"boost": {"mode": "Manual"}},
-            '`boost.mode` must be one of "auto", "manual", "enable_all", "disable_all", got "Manual"; '
-            'did you mean "manual"?',
-        ),
-        (
-            {"optimizer": {"name": "adamw"}},
-            '`optimizer.name` must be one of "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon", '
-            '"ScheduleFreeAdamW", "thor", "adam_offload", got "adamw"; did you mean "AdamW"?',
-        ),
-        (
-            {"common": {"gradient_split_groups": 5}},
-            "`common.gradient_split_groups` must be a list of whole numbers, each at least 0, got 5",
-        ),
-        (
-            {"common": {"gradient_split_groups": (5, 6)}},
-            "`common.gradient_split_groups` must be a list of whole numbers, each at least 0, got [5, 6]",
-        ),
+        ({"boost": {"mode": "Manual"}}, f'`boost.mode` {one_of(MODES)}, got "Manual"; did you mean "manual"?'),
+        ({"optimizer": {"name": "adamw"}}, f'`optimizer.name` {one_of(NAMES)}, got "adamw"; did you mean "AdamW"?'),
+        ({"common": {"gradient_split_groups": 5}}, f"{POSITIONS}, got 5"),
+        ({"common": {"gradient_split_groups": (5, 6)}}, f"{POSITIONS}, got [5, 6]"),
         (
             {"common": {"gradient_split_groups": [1, -2]}},
             "`common.gradient_split_groups[1]` must be at least 0, got -2",
@@ -92,11 +83,18 @@ def test_sentence_names_path_rule_and_value(values: Any, sentence: str) -> None:
     assert str(caught.value) == sentence
 
 
-def test_section_built_by_hand_speaks_in_the_same_sentence() -> None:
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: GradFreezeConfig(freeze_p=2),
+        lambda: BoostConfig(grad_freeze={"freeze_p": 2}),  # type: ignore[arg-type]
+        lambda: GradFreezeConfig().model_copy(update={"freeze_p": 2}),
+    ],
+    ids=["section", "configuration", "changed copy"],
+)
+def test_what_is_built_by_hand_speaks_in_the_same_sentence(build: Callable[[], object]) -> None:
     with pytest.raises(ConfigError, match=r"^`grad_freeze.freeze_p` must lie in \[0, 1\), got 2$"):
-        GradFreezeConfig(freeze_p=2)
-    with pytest.raises(ConfigError, match=r"^`grad_freeze.freeze_p` must lie in \[0, 1\), got 2$"):
-        BoostConfig(grad_freeze={"freeze_p": 2})  # type: ignore[arg-type]
+        build()
 
 
 @pytest.mark.parametrize(
@@ -167,9 +165,7 @@ def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
         BoostConfig.from_json(tmp_path)
 
 
-def test_a_folder_is_answered_with_the_file_in_it(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_is_answered_with_the_file_in_it(tmp_path: Path) -> None:
     file = tmp_path / "result" / "boost_config.o1.json"
     file.parent.mkdir()
     file.touch()

@@ -54,16 +54,14 @@ def test_the_rule_that_chooses_batch_norms_counts() -> None:
     )
 
 
-def test_the_reference_s_scope_replaces_a_head_without_any_batch_norm() -> None:
-    assert config(fn_scope="every_module").resolve("O1", network=PLAIN).less_bn
-    without = config(fn_scope="every_module").with_values({"less_bn.fn_flag": False})
-    assert not without.resolve("O1", network=PLAIN).less_bn
-
-
-def test_the_reference_s_rule_centralizes_gradients_without_any_batch_norm() -> None:
-    assert config(grad_centralization="multiple_of_16").resolve("O1", network=PLAIN).less_bn
-    without = config(grad_centralization="multiple_of_16").with_values({"less_bn.gc_flag": False})
-    assert not without.resolve("O1", network=PLAIN).less_bn
+@pytest.mark.parametrize(
+    ("rule", "flag"),
+    [({"fn_scope": "every_module"}, "fn_flag"), ({"grad_centralization": "multiple_of_16"}, "gc_flag")],
+    ids=["a head is replaced", "gradients are centralized"],
+)
+def test_by_the_reference_s_rules_less_bn_acts_without_any_batch_norm(rule: dict[str, str], flag: str) -> None:
+    assert config(**rule).resolve("O1", network=PLAIN).less_bn
+    assert not config(**rule).with_values({f"less_bn.{flag}": False}).resolve("O1", network=PLAIN).less_bn
 
 
 def test_facts_survive_a_storage_of_plain_values() -> None:

@@ -15,24 +15,30 @@ def notes(values: dict[str, Any], level: str = "O1") -> str:
     return " ".join(mindspore_notes(config, config.resolve(level)))
 
 
-def test_the_level_that_makes_it_read_the_file_is_named() -> None:
-    assert 'Pass boost_level="O2"' in notes({}, "O2")
-    assert "in mode auto the level alone decides" in notes({}, "O2")
-    manual = {"boost": {"mode": "manual", **OFF, "grad_freeze": True}}
-    assert 'Pass boost_level="O1"' in notes(manual, "O0")
-    assert "does not read it at all" in notes(manual, "O0")
+STEPS = {"grad_accumulation_step": 4}
+FROZEN = {"boost": {"mode": "manual", **OFF, "grad_freeze": True}}
+ACCUMULATED = {"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": STEPS}
 
 
-def test_switches_that_would_come_on_at_another_level_are_told() -> None:
-    told = notes({"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": STEPS}, "O0")
-    assert "at O1 the switches that are unset here would come on" in told
+@pytest.mark.parametrize(
+    ("values", "level", "told"),
+    [
+        ({}, "O2", 'Pass boost_level="O2"'),
+        ({}, "O2", "in mode auto the level alone decides"),
+        (FROZEN, "O0", 'Pass boost_level="O1"'),
+        (FROZEN, "O0", "does not read it at all"),
+        (ACCUMULATED, "O0", "at O1 the switches that are unset here would come on"),
+        ({"amp": {"level": "O2"}}, "O1", "pass amp_level and loss_scale_manager"),
+    ],
+)
+def test_what_makes_it_read_the_file_and_what_is_an_argument_there_is_told(
+    values: dict[str, Any], level: str, told: str
+) -> None:
+    assert told in notes(values, level)
 
 
 def test_nothing_switched_on_changes_nothing() -> None:
     assert notes({}, "O0").startswith("Nothing is switched on")
-
-
-STEPS = {"grad_accumulation_step": 4}
 
 
 @pytest.mark.parametrize(
@@ -61,14 +67,8 @@ def test_an_optimizer_that_cannot_be_rebuilt_there_is_told_once(
 
 def test_sections_and_keys_it_does_not_know_are_named() -> None:
     text = notes({"dim_reduce": {"line_search_trials": 3}, "optimizer": {"name": "SGD", "lr": 0.1}})
-    assert (
-        "ignores `loss_scale`, `amp`, `optimizer`, `snapshots`, `compatibility`, `dim_reduce.line_search_trials`"
-        in text
-    )
+    unknown = "`loss_scale`, `amp`, `optimizer`, `snapshots`, `compatibility`, `dim_reduce.line_search_trials`"
+    assert f"ignores {unknown}" in text
     assert "The optimizer is an argument there" in text
     assert "so not `grad_accumulation`, `dim_reduce`." in text
-
-
-def test_mixed_precision_is_an_argument_there() -> None:
-    assert "pass amp_level and loss_scale_manager" in notes({"amp": {"level": "O2"}})
-    assert "pass amp_level" not in notes({})
+    assert "pass amp_level" not in text, "float32 needs no such argument"

@@ -15,6 +15,12 @@ from workbench.methods.grad_freeze.method import freeze_index_sequence
 
 MANUAL: dict[str, Any] = {"mode": "manual"}
 SOURCE = {"pca_mat_path": "/x/pca.npy"}
+ACCUMULATING = {"boost": MANUAL | {"grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 4}}
+REDUCED = {"boost": MANUAL | {"dim_reduce": True}, "dim_reduce": SOURCE}
+GROUPED = {"boost": MANUAL | {"loss_scale_group": True}}
+FLOAT16, DYNAMIC = {"amp": {"level": "O2"}}, {"loss_scale": {"kind": "dynamic"}}
+COMPILED = {"runtime": {"compile": "default", "threads": 2}}
+ADASUM = {"boost": MANUAL | {"adasum": True}}
 
 
 def plan_of(level: str = "O0", world_size: int = 1, **sections: Any) -> Plan:
@@ -30,9 +36,8 @@ def test_levels_ask_for_the_reference_s_table(level: str, effect: tuple[str, ...
 
 def test_o1_and_o2_on_one_device_are_one_configuration() -> None:
     one, two = plan_of("O1"), plan_of("O2")
-    assert one.key() == two.key()
     assert one == two
-    assert hash(one) == hash(two)
+    assert (one.key(), hash(one)) == (two.key(), hash(two))
     assert one.key() != plan_of("O0").key()
     assert [entry.name for entry in two.dropped] == ["adasum"]
 
@@ -72,15 +77,8 @@ def test_dim_reduce_replaces_the_optimizer() -> None:
 @pytest.mark.parametrize(
     ("ranks", "device_number", "works"),
     [
-        (1, 8, False),
-        (8, 8, False),
-        (16, 8, True),
-        (24, 8, False),
-        (32, 8, True),
-        (17, 8, False),
-        (2, 1, True),
-        (6, 2, False),
-        (8, 2, True),
+        *((1, 8, False), (8, 8, False), (16, 8, True), (17, 8, False), (24, 8, False), (32, 8, True)),
+        *((2, 1, True), (6, 2, False), (8, 2, True)),
     ],
 )
 def test_adasum_needs_a_power_of_two_of_full_servers(ranks: int, device_number: int, works: bool) -> None:
@@ -93,20 +91,12 @@ def test_adasum_needs_a_power_of_two_of_full_servers(ranks: int, device_number: 
 
 @pytest.mark.parametrize(("ranks", "works"), [(8, False), (16, True), (17, True), (24, False), (32, True)])
 def test_adasum_counts_servers_of_eight_under_compatibility(ranks: int, works: bool) -> None:
-    plan = plan_of(
-        "O0",
-        ranks,
-        boost=MANUAL | {"adasum": True},
-        common={"device_number": 2},
-        compatibility={"adasum_servers": "eight"},
-    )
-    assert plan.adasum is works
+    sections = {"common": {"device_number": 2}, "compatibility": {"adasum_servers": "eight"}}
+    assert plan_of("O0", ranks, boost=MANUAL | {"adasum": True}, **sections).adasum is works
 
 
 def test_freezing_switches_adasum_off_but_neither_less_bn_nor_accumulation() -> None:
-    plan = plan_of(
-        "O2", 16, boost=MANUAL | {"grad_accumulation": True}, grad_accumulation={"grad_accumulation_step": 4}
-    )
+    plan = plan_of("O2", 16, **ACCUMULATING)
     assert plan.in_effect() == ("less_bn", "grad_freeze", "grad_accumulation")
     assert [(entry.name, "grad_freeze is asked for" in entry.reason) for entry in plan.dropped] == [("adasum", True)]
 
@@ -202,23 +192,11 @@ def test_hyper_parameter_the_optimizer_lacks_is_dropped_with_a_sentence() -> Non
         ("O0", {}, "nothing switched on"),
         ("O1", {}, "LessBN + freezing (frozen steps: 30 %)"),
         ("O1", {"grad_freeze": {"freeze_p": 0.25}}, "LessBN + freezing (frozen steps: 75 %)"),
-        (
-            "O0",
-            {"boost": MANUAL | {"grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 4}},
-            "accumulation over 4",
-        ),
+        ("O0", ACCUMULATING, "accumulation over 4"),
         ("O0", {"amp": {"level": "O2"}}, "amp O2 float16 + dynamic loss scale"),
         ("O2", {"boost": {"mode": "enable_all"}, "dim_reduce": SOURCE}, "DimReduce (32 components)"),
         ("O0", {"optimizer": {"name": "SGD", "lr": 0.5}}, "SGD (lr 0.5)"),
-        (
-            "O0",
-            {
-                "boost": MANUAL | {"loss_scale_group": True},
-                "loss_scale": {"kind": "dynamic"},
-                "runtime": {"compile": "default", "threads": 2},  # the compiler is left out
-            },
-            "2 threads + dynamic loss scale, 2 groups",
-        ),
+        ("O0", GROUPED | DYNAMIC | COMPILED, "2 threads + dynamic loss scale, 2 groups"),  # without the compiler
     ],
 )
 def test_summary_is_for_people(level: str, sections: dict[str, Any], text: str) -> None:
@@ -237,12 +215,7 @@ def test_resolve_raises_nothing_but_config_errors(config: BoostConfig, level: st
     assert set(plan.in_effect()) & set(SWITCHES) == asked - refused
     assert refused <= asked
     assert all(entry.reason and "\n" not in entry.reason for entry in plan.dropped)
-    assert None not in {
-        value
-        for path, value in plan.parameters_in_effect().items()
-        if path != "loss_scale.kind"
-        if not isinstance(value, (list, tuple))
-    }
+    assert all(value is not None for path, value in plan.parameters_in_effect().items() if path != "loss_scale.kind")
     assert plan.summary()
     assert pickle.loads(pickle.dumps(plan)) == plan
 
@@ -300,11 +273,11 @@ def test_explicit_configuration_means_the_same_at_every_level(config: BoostConfi
         ("less_bn.fn_flag", ("O1", 1, {}), ("O0", 1, {})),
         ("grad_freeze.total_steps", ("O1", 1, {}), ("O0", 1, {})),
         ("common.gradient_split_groups", ("O0", 2, {}), ("O0", 1, {})),
-        ("common.device_number", ("O0", 16, {"boost": MANUAL | {"adasum": True}}), ("O2", 16, {})),
+        ("common.device_number", ("O0", 16, ADASUM), ("O2", 16, {})),
         ("amp.dtype", ("O0", 1, {"amp": {"level": "O3"}}), ("O0", 1, {})),
         ("boost.less_bn", ("O0", 1, {"boost": MANUAL}), ("O0", 1, {})),
         ("optimizer.betas", ("O0", 1, {"optimizer": {"name": "Adam"}}), ("O0", 1, {"optimizer": {"name": "SGD"}})),
-        ("optimizer.lr", ("O0", 1, {}), ("O0", 1, {"boost": MANUAL | {"dim_reduce": True}, "dim_reduce": SOURCE})),
+        ("optimizer.lr", ("O0", 1, {}), ("O0", 1, REDUCED)),
         ("snapshots.every_steps", ("O0", 1, {"snapshots": {"count": 3}}), ("O0", 1, {})),
         ("compatibility.freeze_state", ("O1", 1, {}), ("O0", 1, {})),
         ("compatibility.less_bn_match", ("O1", 1, {}), ("O0", 1, {})),
@@ -312,32 +285,22 @@ def test_explicit_configuration_means_the_same_at_every_level(config: BoostConfi
         ("compatibility.fn_bias", ("O1", 1, {}), ("O1", 1, {"less_bn": {"fn_flag": False}})),
         ("compatibility.grad_centralization", ("O1", 1, {}), ("O1", 1, {"less_bn": {"gc_flag": False}})),
         ("compatibility.loss_scale_ceiling", ("O0", 1, {"amp": {"level": "O2"}}), ("O0", 1, {})),
-        ("compatibility.adasum_servers", ("O0", 16, {"boost": MANUAL | {"adasum": True}}), ("O2", 16, {})),
-        (
-            "compatibility.dim_reduce",
-            ("O0", 1, {"boost": MANUAL | {"dim_reduce": True}, "dim_reduce": SOURCE}),
-            ("O0", 1, {"dim_reduce": SOURCE}),
-        ),
-        (
-            "compatibility.group_loss_scale",
-            ("O0", 1, {"boost": MANUAL | {"loss_scale_group": True}, "amp": {"level": "O2"}}),
-            ("O0", 1, {"amp": {"level": "O2"}}),
-        ),
+        ("compatibility.adasum_servers", ("O0", 16, ADASUM), ("O2", 16, {})),
+        ("compatibility.dim_reduce", ("O0", 1, REDUCED), ("O0", 1, {"dim_reduce": SOURCE})),
+        ("compatibility.group_loss_scale", ("O0", 1, GROUPED | FLOAT16), ("O0", 1, FLOAT16)),
         ("compatibility.thor_factors", ("O0", 1, {}), ("O0", 1, {"optimizer": {"name": "SGD"}})),
     ],
 )
 def test_parameter_matters_exactly_where_it_acts(
     path: str, acting: tuple[str, int, dict[str, Any]], idle: tuple[str, int, dict[str, Any]]
 ) -> None:
-    assert plan_of(acting[0], acting[1], **acting[2]).matters(path)
-    assert not plan_of(idle[0], idle[1], **idle[2]).matters(path)
-    assert path.startswith("boost.") or path not in plan_of(idle[0], idle[1], **idle[2]).parameters_in_effect()
+    acts, rests = (plan_of(level, ranks, **sections) for level, ranks, sections in (acting, idle))
+    assert (acts.matters(path), rests.matters(path)) == (True, False)
+    assert path.startswith("boost.") or path not in rests.parameters_in_effect()
 
 
 def test_the_number_of_line_search_trials_follows_the_arithmetic_unless_it_is_set() -> None:
-    base = BoostConfig.from_dict(
-        {"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": {"weight_load_dir": "snapshots"}}
-    )
+    base = BoostConfig.from_dict(REDUCED)
     reference = base.with_values({"compatibility": "mindspore-2.7"})
     assert line_search_trials(base) == 8
     assert line_search_trials(reference) == 2
