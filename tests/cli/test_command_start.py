@@ -32,22 +32,30 @@ def test_called_by_another_program_a_command_begins_now(still: None) -> None:
     assert began() == time.monotonic()
 
 
-def test_the_time_before_the_command_could_look_at_a_clock_counts(tmp_path: Path) -> None:
-    script = tmp_path / "workbench"
-    script.write_text(_SCRIPT)
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Write a command that says how long ago it began."""
+    path = tmp_path / "workbench"
+    path.write_text(_SCRIPT)
+    return path
+
+
+def said_and_took(*words: object) -> tuple[float, float]:
+    """Return what a command says, and how long it took as seen from here."""
     before = time.monotonic()
-    told = float(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout)
-    assert 0.3 <= told <= time.monotonic() - before + 0.02
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=True)
+    return float(done.stdout), time.monotonic() - before
+
+
+def test_the_time_before_the_command_could_look_at_a_clock_counts(script: Path) -> None:
+    told, took = said_and_took(sys.executable, script)
+    assert 0.3 <= told <= took + 0.02
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell becomes its last command on POSIX systems")
-def test_what_a_shell_did_before_it_became_the_command_does_not_count(tmp_path: Path) -> None:
-    script = tmp_path / "workbench"
-    script.write_text(_SCRIPT)
-    line = f"sleep 0.8; exec {sys.executable} {script}"
-    before = time.monotonic()
-    told = float(subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout)
-    assert told <= time.monotonic() - before - 0.8
+def test_what_a_shell_did_before_it_became_the_command_does_not_count(script: Path) -> None:
+    told, took = said_and_took("sh", "-c", f"sleep 0.8; exec {sys.executable} {script}")
+    assert told <= took - 0.8
 
 
 def test_a_rank_begins_when_the_command_did_that_started_it(monkeypatch: pytest.MonkeyPatch, still: None) -> None:

@@ -38,9 +38,8 @@ def test_it_prints_its_address_serves_and_ends_quietly(tmp_path: Path, number: s
 
 
 def test_a_folder_that_is_not_there_is_wrong_input(workbench: Command) -> None:
-    told = workbench("view", "nowhere", "--no-browser")
-    assert told.code == 2
-    assert "nowhere: there is no such folder; name a study, a run directory, or a folder that holds some" in told.err
+    sentence = workbench("view", "nowhere", "--no-browser").refused()
+    assert "nowhere: there is no such folder; name a study, a run directory, or a folder that holds some" in sentence
 
 
 def test_a_port_in_use_is_said(workbench: Command, tmp_path: Path) -> None:
@@ -48,9 +47,8 @@ def test_a_port_in_use_is_said(workbench: Command, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        told = workbench("view", str(tmp_path), "--no-browser", "--port", str(port))
-    assert told.code == 2
-    assert f"port {port} is in use" in told.err
+        sentence = workbench("view", tmp_path, "--no-browser", "--port", port).refused()
+    assert f"port {port} is in use" in sentence
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there is always a screen")
