@@ -149,12 +149,13 @@ def test_the_buttons_follow_the_state_and_stop_ends_the_run_within_one_step(made
     panel.start()
     steps.until(2)
     assert is_in(PanelState.RUNNING)
-    panel.pause_button.click()
-    assert is_in(PanelState.PAUSED)
-    panel.pause_button.click()
-    assert is_in(PanelState.RUNNING)
-    panel.stop_button.click()
-    assert is_in(PanelState.STOPPING)
+    for button, state in (
+        (panel.pause_button, PanelState.PAUSED),
+        (panel.pause_button, PanelState.RUNNING),
+        (panel.stop_button, PanelState.STOPPING),
+    ):
+        button.click()
+        assert is_in(state)
     steps.release()
     assert "stopped on request after 3 steps" in ended(panel, PanelState.STOPPED)
     assert is_in(PanelState.STOPPED)
@@ -377,20 +378,16 @@ def test_what_is_looked_at_is_drawn_as_often_as_its_cost_allows(view: str, name:
             patch("workbench.panels.train_panel.time.thread_time", lambda: next(worked)),
         ):
             now, worked = 1e9, iter([0.0, 0.003, 1.0, 1.1, 2.0, 2.0])
-            panel._take([partial(panel._add, *told(0, 4))])
-            assert last_step() == 3  # 3 ms: 0.3 % of the second that follows
-            now += 0.9
-            panel._take([partial(panel._add, *told(4, 9))])
-            assert last_step() == 3
-            now += 0.2
-            panel._take([partial(panel._add, *told(9, 12))])
-            assert last_step() == 11  # 100 ms would be 33 s; nobody waits so long
-            now += 14.9
-            panel._take([partial(panel._add, *told(12, 13))])
-            assert last_step() == 11
-            now += 0.2
-            panel._take([partial(panel._add, *told(13, 14))])
-            assert last_step() == 13
+            for later, steps, drawn in (
+                (0.0, (0, 4), 3),  # in 3 ms: 0.3 % of the second that follows
+                (0.9, (4, 9), 3),
+                (0.2, (9, 12), 11),  # in 100 ms: it would be 33 s, and nobody waits so long
+                (14.9, (12, 13), 11),
+                (0.2, (13, 14), 13),
+            ):
+                now += later
+                panel._take([partial(panel._add, *told(*steps))])
+                assert last_step() == drawn
 
 
 def test_a_task_that_does_not_exist_says_so_at_once_and_until_another_is_named(keep: Callable[[Any], Any]) -> None:

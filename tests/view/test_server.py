@@ -47,9 +47,8 @@ def test_nothing_outside_the_folder_is_read(tmp_path: Path, visit: Visit) -> Non
         status, text = visitor.get(path)
         assert status == 404, path
         assert "secret" not in text
-    overlaid = visitor.get("?part=overlay&run=it%7C../outside/secret")
-    assert overlaid[0] == 422
-    assert "no such run" in overlaid[1]
+    status, text = visitor.get("?part=overlay&run=it%7C../outside/secret")
+    assert (status, "no such run" in text) == (422, True)
 
 
 @pytest.mark.parametrize(("error", "said"), [(BrokenPipeError(), False), (RuntimeError("a mistake"), True)])
@@ -67,12 +66,10 @@ def test_a_browser_that_leaves_in_the_middle_of_an_answer_is_no_error(
 def test_answers_stay_in_the_browser_that_asked(tmp_path: Path, visit: Visit) -> None:
     visitor = visit(tmp_path)
     _, page = visitor.get("")
-    assert visitor.headers["Cache-Control"] == "no-store"
-    assert visitor.headers["Referrer-Policy"] == "no-referrer"
-    assert visitor.headers["X-Frame-Options"] == "DENY"
-    assert "connect-src &#39;self&#39;" not in page
+    wanted = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
+    assert wanted.items() <= visitor.headers.items()
     assert "default-src 'none'" in page
-    assert "connect-src 'self'" in page
+    assert "connect-src 'self'" in page  # its quotes are not escaped
 
 
 def test_a_folder_without_its_slash_leads_to_the_one_with_it(tmp_path: Path, visit: Visit) -> None:
