@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,11 @@ def record_run(root: Path, run_id: str = "run", *, finished: bool = True) -> Pat
     else:
         recorder.close()
     return recorder.path
+
+
+def values_of(points: Iterable[Point], name: str) -> list[tuple[int, float]]:
+    """Return each value of a number that was sent, with its step."""
+    return [(point.step, point.values[name]) for point in points if name in point.values]
 
 
 class FakeMirror(Mirror):

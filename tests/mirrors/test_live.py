@@ -10,11 +10,19 @@ import pytest
 
 from tests.experiments.small_tasks import small_task
 from tests.kit.processes import wait_until
-from tests.mirrors.fake_mirror import CONFIG, ENVIRONMENT, SUMMARY, FakeMirror, events_of_a_run, steps_of_a_run
+from tests.kit.runs import read_back
+from tests.mirrors.fake_mirror import (
+    CONFIG,
+    ENVIRONMENT,
+    SUMMARY,
+    FakeMirror,
+    events_of_a_run,
+    steps_of_a_run,
+    values_of,
+)
 from workbench.api import train
 from workbench.cli import main
 from workbench.core.records import EventKind
-from workbench.runs import read_run
 from workbench.runs.mirrors import LiveMirrors, MirrorError, MirrorWarning, mirrors_named
 
 
@@ -32,25 +40,19 @@ def mirroring() -> list[threading.Thread]:
 def test_a_training_reaches_its_mirrors_from_its_first_step_to_its_summary(tmp_path: Path) -> None:
     mirror = FakeMirror()
     result = train(small_task(), steps=12, evaluate_every=6, out=tmp_path, device="cpu", mirrors=[mirror])
-    assert result.path is not None
-    recorded = read_run(result.path)
-    assert [point.step for point in mirror.points if "training/loss" in point.values] == list(range(12))
-    losses = [point.values["training/loss"] for point in mirror.points if "training/loss" in point.values]
-    assert losses == recorded.steps["loss"].tolist()
-    assert [p.values["evaluation/accuracy"] for p in mirror.points if "evaluation/accuracy" in p.values] == [
-        metric for _, metric in result.curve
-    ]
-    assert mirror.runs[0].name == result.path.name
-    assert mirror.runs[0].environment == recorded.environment
+    recorded = read_back(result)
+    assert values_of(mirror.points, "training/loss") == list(enumerate(recorded.steps["loss"].tolist()))
+    evaluated = values_of(mirror.points, "evaluation/accuracy")
+    assert [metric for _, metric in evaluated] == [metric for _, metric in result.curve]
+    assert (mirror.runs[0].name, mirror.runs[0].environment) == (recorded.path.name, recorded.environment)
     assert [summary["metric"] for summary in mirror.summaries] == [result.metric]
 
 
 def test_a_training_that_records_nothing_is_mirrored_all_the_same() -> None:
     mirror = FakeMirror()
     train(small_task(), steps=3, out=None, device="cpu", mirrors=[mirror])
-    assert len([point for point in mirror.points if "training/loss" in point.values]) == 3
-    assert mirror.runs[0].parameters["level"] == "O0"
-    assert mirror.summaries[0]["state"] == "finished"
+    assert len(values_of(mirror.points, "training/loss")) == 3
+    assert (mirror.runs[0].parameters["level"], mirror.summaries[0]["state"]) == ("O0", "finished")
 
 
 def test_a_training_that_an_error_ends_is_closed_in_its_mirrors() -> None:
@@ -65,10 +67,8 @@ def test_a_mirror_that_fails_is_given_up_with_one_warning_and_without_its_passwo
     broken, sound = FakeMirror(fails_at=1), FakeMirror()
     with pytest.warns(MirrorWarning, match=r"a fake was stopped \(https://me:\*\*\*@mirror.example went") as warned:
         result = train(small_task(), steps=8, out=tmp_path, device="cpu", mirrors=[broken, sound], drain_seconds=0.0)
-    assert len(warned) == 1
-    assert result.steps == 8
-    assert result.path is not None
-    assert read_run(result.path).finished
+    assert (len(warned), result.steps) == (1, 8)
+    assert read_back(result).finished
     assert sound.summaries[0]["steps"] == 8
     assert not broken.summaries
 

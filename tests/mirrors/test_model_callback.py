@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit.chains import assert_same_bits
-from tests.mirrors.fake_mirror import FakeMirror
+from tests.mirrors.fake_mirror import FakeMirror, values_of
 from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.mindspore.mirror_callback import MirrorCallback
 from workbench.nn import Model
@@ -44,11 +44,10 @@ class Losses(Callback):
 def test_every_step_and_every_evaluation_of_a_fit_is_mirrored() -> None:
     mirror, losses, trained = FakeMirror(), Losses(), model()
     trained.fit(3, batches(), batches(), callbacks=[MirrorCallback(mirror, name="first"), losses])
-    steps = [point for point in mirror.points if "training/loss" in point.values]
-    assert [point.values["training/loss"] for point in steps] == losses.losses
-    assert all(point.values["gradient/norm"] > 0.0 for point in steps)
-    assert {point.values["training/learning_rate"] for point in steps} == {0.1}
-    assert len([point for point in mirror.points if "evaluation/mse" in point.values]) == 3
+    assert values_of(mirror.points, "training/loss") == list(enumerate(losses.losses))
+    assert [norm > 0.0 for _, norm in values_of(mirror.points, "gradient/norm")] == [True] * 12
+    assert [rate for _, rate in values_of(mirror.points, "training/learning_rate")] == [0.1] * 12
+    assert len(values_of(mirror.points, "evaluation/mse")) == 3
     assert [run.name for run in mirror.runs] == ["first"]
     assert mirror.summaries[0]["metric"] == pytest.approx(trained.eval(batches())["mse"])
     assert (mirror.summaries[0]["state"], mirror.summaries[0]["steps"]) == ("finished", 12)
@@ -73,9 +72,8 @@ def test_a_training_that_an_exception_ends_is_told_as_interrupted() -> None:
     mirror = FakeMirror()
     with pytest.raises(KeyError):
         model().train(2, batches(), callbacks=[MirrorCallback(mirror), Breaks()])
-    assert mirror.summaries[0]["state"] == "interrupted"
-    assert mirror.summaries[0]["message"] == "KeyError: 'enough'"
-    assert mirror.summaries[0]["steps"] == 3
+    told = {name: mirror.summaries[0][name] for name in ("state", "message", "steps")}
+    assert told == {"state": "interrupted", "message": "KeyError: 'enough'", "steps": 3}
 
 
 def test_a_training_that_is_recorded_already_is_left_to_its_recorder() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mirrors.fake_mirror import SUMMARY, FakeMirror, record_run
+from tests.mirrors.fake_mirror import SUMMARY, FakeMirror, record_run, values_of
 from workbench.runs import RunError
 from workbench.runs.mirrors import MirrorError, MirrorFailedError, mirror_runs
 from workbench.runs.mirrors import recorded as recorded_module
@@ -17,9 +17,8 @@ def test_a_recorded_run_arrives_as_a_live_one_would(tmp_path: Path, monkeypatch:
     mirror = FakeMirror()
     path = record_run(tmp_path)
     assert mirror_runs(path, [mirror]) == {path: ["a fake"]}
-    assert [point.step for point in mirror.points if "training/loss" in point.values] == list(range(40))
-    evaluations = [p.values["evaluation/accuracy"] for p in mirror.points if "evaluation/accuracy" in p.values]
-    assert evaluations == [0.75, 0.875]
+    assert [step for step, _ in values_of(mirror.points, "training/loss")] == list(range(40))
+    assert [accuracy for _, accuracy in values_of(mirror.points, "evaluation/accuracy")] == [0.75, 0.875]
     assert [event.step for event in mirror.events] == [9]
     assert mirror.points[-2].values["loss_scale/overflows"] == 4.0
     assert mirror.summaries[0]["metric"] == SUMMARY["metric"]
