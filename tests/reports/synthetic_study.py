@@ -73,11 +73,7 @@ def full_study() -> StudyResult:
         n_trials=14,
         allowed_drops={"o1": 0.005, "o2": 0.03},
         trials=trials(),
-        candidates=[
-            first,
-            second,
-            candidate(Verdict.REFUTED, label="trial 9", target="o2", speedup=1.9),
-        ],
+        candidates=[first, second, candidate(Verdict.REFUTED, label="trial 9", target="o2", speedup=1.9)],
         importance={"grad_freeze.freeze_p": 0.7, HOSTILE: 0.3},
         exported={target: Path(f"boost_config.{target}.json") for target in ("o1", "o2")},
         choices={
@@ -123,13 +119,8 @@ def fastest_study(**changed: Any) -> StudyResult:
 
 def full_sources() -> Sources:
     """Return what lies in the files of that study."""
-    config = BoostConfig.from_dict(
-        {
-            "boost": {"mode": "manual", "grad_freeze": True},
-            "grad_freeze": {"freeze_p": 0.3},
-            "provenance": {"note": HOSTILE},
-        }
-    )
+    values = {"boost.mode": "manual", "boost.grad_freeze": True, "grad_freeze.freeze_p": 0.3}
+    config = BoostConfig().with_values(values | {"provenance": {"note": HOSTILE}})
     recording = Recording(
         steps=recorded_steps(),
         events=pd.DataFrame({"step": [0], "kind": ["overflow"], "subject": [HOSTILE], "value": [1.0], "message": [""]}),

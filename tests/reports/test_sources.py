@@ -22,16 +22,12 @@ def test_the_schedule_is_that_of_the_first_export_that_freezes(tmp_path: Path) -
         {"boost.grad_freeze": True, "grad_freeze.freeze_type": 0, "grad_freeze.param_groups": 3,
          "grad_freeze.freeze_p": 0.5, "grad_freeze.total_steps": 6}
     )  # fmt: skip
-    exported = {}
-    for target, config in (("o1", plain), ("o2", freezing)):
-        exported[target] = tmp_path / f"boost_config.{target}.json"
-        config.save(exported[target])
+    configs = {"o1": plain, "o2": freezing}
+    exported = {target: one.save(tmp_path / f"boost_config.{target}.json") for target, one in configs.items()}
     sources = read_sources(replace(full_study(), exported=exported))
-    assert sources.exported == {"o1": plain, "o2": freezing}
-    assert sources.freezing is not None
-    assert (sources.freezing.file, sources.freezing.n_groups) == ("boost_config.o2.json", 3)
-    assert sources.freezing.frozen == freeze_index_sequence(3, 0, 0.5, 6)[:6]  # the steps it is made for
-    assert sources.freezing.share == 0.5
+    frozen = freeze_index_sequence(3, 0, 0.5, 6)[:6]  # the steps it is made for
+    assert sources.exported == configs
+    assert vars(sources.freezing) == {"file": "boost_config.o2.json", "frozen": frozen, "n_groups": 3, "share": 0.5}
 
 
 @pytest.mark.parametrize(("more", "n_updates"), [
@@ -44,14 +40,11 @@ def test_the_schedule_is_as_long_as_a_run_of_the_study(tmp_path: Path, more: dic
     boost = {"mode": "manual", "less_bn": False, "grad_freeze": True}
     config = BoostConfig.from_dict({"boost": boost, "grad_freeze": {"param_groups": 3}}).with_values(more)
     assert config.grad_freeze.total_steps == 65536
-    config.save(tmp_path / "boost_config.o1.json")
-    study = full_study()
+    file, study = config.save(tmp_path / "boost_config.o1.json"), full_study()
     o0 = replace(study.trials[0], curve=((20, 0.9), (40, 0.97)))
-    sources = read_sources(
-        replace(study, trials=[o0, *study.trials[1:]], exported={"o1": tmp_path / "boost_config.o1.json"})
-    )
-    assert sources.freezing is not None
-    assert len(sources.freezing.frozen) == n_updates
+    freezing = read_sources(replace(study, trials=[o0, *study.trials[1:]], exported={"o1": file})).freezing
+    assert freezing is not None
+    assert len(freezing.frozen) == n_updates
 
 
 def test_a_study_that_exported_and_recorded_nothing_has_no_sources() -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import Mock
 
 import pytest
 from plotly.offline import get_plotlyjs
@@ -74,6 +75,11 @@ def page_of(study: StudyResult) -> _Page:
     return _Page(study_report_html(study, Sources(dict.fromkeys(study.exported, BoostConfig()), None, None)))
 
 
+def page_of_full(**changed: Any) -> _Page:
+    """Return the page of a study with every part but for what is changed."""
+    return _Page(study_report_html(replace(full_study(), **changed), full_sources()))
+
+
 @pytest.fixture(scope="module")
 def html() -> str:
     return study_report_html(full_study(), full_sources())
@@ -87,8 +93,7 @@ def page(html: str) -> _Page:
 def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_references() -> None:
     study = fastest_study(attribution={"o1": (*PARTS, GainPart("freezing", 0.97, 0.88, 1.07))})
     page = page_of(study)
-    assert page.ids["figure-attribution-o1"] == 1
-    assert page.ids["gains"] == page.ids["left-out"] == 1
+    assert page.ids["figure-attribution-o1"] == page.ids["gains"] == page.ids["left-out"] == 1
     assert page.open == []
     for told in (
         study.headlines["o1"],
@@ -107,23 +112,21 @@ def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_referenc
 
 
 def test_tuned_plain_that_was_not_tried_is_not_said_to_be_found() -> None:
-    study = fastest_study(tuned_plain={"o1": TunedPlain("not tried", {}, math.nan)})
-    page = page_of(study)
+    page = page_of(fastest_study(tuned_plain={"o1": TunedPlain("not tried", {}, math.nan)}))
     assert "not tried a tuned length and learning rate and nothing else unknown unknown" in page.text
     assert "0 runs" not in page.text
 
 
 def test_two_exports_with_the_same_parts_are_told_once() -> None:
-    study = fastest_study()
-    twice = replace(
-        study,
-        choices={target: replace(study.choices["o1"], target=target) for target in ("o1", "o2")},
-        exported={target: Path(f"boost_config.{target}.json") for target in ("o1", "o2")},
-        attribution={"o1": PARTS, "o2": PARTS},
+    targets, choice = ("o1", "o2"), fastest_study().choices["o1"]
+    page = page_of(
+        fastest_study(
+            choices={target: replace(choice, target=target) for target in targets},
+            exported={target: Path(f"boost_config.{target}.json") for target in targets},
+            attribution=dict.fromkeys(targets, PARTS),
+        )
     )
-    page = page_of(twice)
-    assert page.ids["figure-attribution-o1"] == 1
-    assert page.ids["figure-attribution-o2"] == 0
+    assert [page.ids[f"figure-attribution-{target}"] for target in targets] == [1, 0]
     assert "The same as for o1." in page.text
 
 
@@ -146,11 +149,9 @@ def test_nothing_is_loaded_from_anywhere(page: _Page, html: str) -> None:
 def test_the_page_is_small_and_has_the_plotly_that_its_figures_were_made_for(html: str) -> None:
     assert len(html.encode()) <= 1_500_000
     version = re.compile(r"plotly\.js (?:\([a-z -]+\) )?v([\d.]+)")
-    ours = version.search(gzip.decompress(base64.b64decode(packed_plotly())).decode()[:200])
-    theirs = version.search(get_plotlyjs()[:200])
-    assert ours is not None
-    assert theirs is not None
-    assert ours.group(1) == theirs.group(1), "see workbench/report/page.py for how the packed file is made"
+    (ours,) = version.findall(gzip.decompress(base64.b64decode(packed_plotly())).decode()[:200])
+    (theirs,) = version.findall(get_plotlyjs()[:200])
+    assert ours == theirs, "see workbench/report/page.py for how the packed file is made"
 
 
 def test_a_name_cannot_become_markup(page: _Page) -> None:
@@ -179,25 +180,17 @@ def test_the_page_answers_and_says_how_to_use_the_answer(page: _Page, sentence: 
 
 
 def test_an_export_without_candidate_says_its_frozen_steps() -> None:
-    page = _Page(study_report_html(replace(full_study(), candidates=[], choices={}), full_sources()))
-    assert "Frozen steps: 70 %." in page.text  # the exported freeze_p is 0.3
+    assert "Frozen steps: 70 %." in page_of_full(candidates=[], choices={}).text  # the exported freeze_p is 0.3
 
 
 def test_the_page_shows_the_choice_and_no_other_winner() -> None:
     fast, sure = candidate(Verdict.UNDECIDED, label="trial 7", speedup=2.0), candidate()
-    study = replace(
-        full_study(),
-        candidates=[fast, sure],
-        choices={
-            "o1": Choice("o1", sure, "trial 1 (freezing). Confirmed: faster.", ("Not trial 7 (freezing). Undecided.",))
-        },
-    )
-    html = study_report_html(study, full_sources())
+    told = ("trial 1 (freezing). Confirmed: faster.", "Not trial 7 (freezing). Undecided.", "1.42 x")
+    chosen = {"o1": Choice("o1", sure, told[0], (told[1],))}
+    html = study_report_html(replace(full_study(), candidates=[fast, sure], choices=chosen), full_sources())
     page = _Page(html)
-    assert "trial 1 (freezing). Confirmed: faster." in page.text
-    assert "Not trial 7 (freezing). Undecided." in page.text
+    assert [sentence for sentence in told if sentence not in page.text] == []
     assert "Exported: trial 1" in html  # title of the figure
-    assert "1.42 x" in page.text
     for claim in ("Trial 7 is", "best so far", "unchecked"):
         assert claim not in html
     rows = html.split('id="candidates"')[1].split("</section>")[0].split("<tr>")
@@ -205,9 +198,7 @@ def test_the_page_shows_the_choice_and_no_other_winner() -> None:
 
 
 def test_o0_is_an_answer_with_its_reason_and_no_empty_section() -> None:
-    told = (
-        "O0 is exported: no set-up was faster than O0 within the allowed accuracy drop of 0.005; 11 set-ups were tried."
-    )
+    told = "O0 is exported: no set-up was faster than O0 within the allowed drop of 0.005; 11 set-ups were tried."
     study = replace(full_study(), candidates=[], choices={"o1": Choice("o1", None, told)})
     html = study_report_html(study, replace(full_sources(), recording=None, freezing=None))
     page = _Page(html)
@@ -221,10 +212,8 @@ def test_o0_is_an_answer_with_its_reason_and_no_empty_section() -> None:
 
 
 def test_the_reference_is_o0_over_the_seeds_of_the_confirmation_and_parts_that_make_another_total_say_so() -> None:
-    study = fastest_study()
     taken = candidate(label="trial 7", trial_number=7, speedup=1.5, metrics=((0.90, 0.91), (0.94, 0.92), (0.92, 0.93)))
-    shown = replace(study, candidates=[taken], choices={"o1": Choice("o1", taken, "trial 7.")})
-    page = page_of(shown)
+    page = page_of(fastest_study(candidates=[taken], choices={"o1": Choice("o1", taken, "trial 7.")}))
     assert "what everything is compared with 1.00 x 92.00 %" in page.text
     assert "the parts multiply to 2.00 x, whole runs were measured at 1.50 x" in page.text
 
@@ -287,17 +276,13 @@ def test_a_real_browser_draws_it_without_a_complaint(
 
 
 def test_a_warm_up_is_told_and_moves_the_learning_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[RunCurve] = []
-
-    def figure(curves: list[RunCurve], **options: Any) -> Any:
-        drawn.extend(curves)
-        return loss_curves_figure(curves, **options)
-
-    monkeypatch.setattr(study_report, "loss_curves_figure", figure)
-    study, sources = full_study(), full_sources()
+    drawing = Mock(side_effect=loss_curves_figure)
+    monkeypatch.setattr(study_report, "loss_curves_figure", drawing)
+    study = full_study()
     plain, warm = study.trials[6], replace(study.trials[7], warm_up_steps=96)
     study = replace(study, trials=[study.trials[0], plain, warm])
-    study_report_html(study, sources)
+    study_report_html(study, full_sources())
+    drawn: list[RunCurve] = [curve for call in drawing.call_args_list for curve in call.args[0]]
     notes = [row["notes"] for row in trial_data(study)["trials"]]
     assert notes[:2] == [[], []]
     assert "After a warm-up of 96 batches of O0" in notes[2][0]
@@ -308,11 +293,9 @@ def test_a_warm_up_is_told_and_moves_the_learning_curve(monkeypatch: pytest.Monk
 
 def test_a_script_is_offered_with_a_button_that_copies_it() -> None:
     script = ExportedScript("torch", "o1", "train_torch_o1.py", f"print({HOSTILE!r})", "it needs nothing of workbench")
-    study = full_study()
-    page = study_report_html(replace(study, scripts=(script,)), full_sources())
+    page = study_report_html(replace(full_study(), scripts=(script,)), full_sources())
     assert page.count('<button type="button" class="copy">') == len(full_sources().exported) + 1
     assert page.count("async function copy(button") == 1
-    assert "train_torch_o1.py" in page
-    assert "torch; it needs nothing of workbench" in page
-    assert "--as torch" in page
+    for told in ("train_torch_o1.py", "torch; it needs nothing of workbench", "--as torch"):
+        assert told in page
     assert HOSTILE not in page

@@ -43,20 +43,14 @@ def test_a_row_has_its_numbers_its_parts_and_what_it_changes() -> None:
     assert "batch.factor" not in row["idle"]
     assert "boost.mode" in row["idle"]  # how a switch is said is no difference
     assert row["parts"] == ("Batch", "Gradient freezing")
-    assert base["parts"] == ()
-    assert base["changes"] == {}
-    assert base["feasible"]
+    assert (base["parts"], base["changes"], base["feasible"]) == ((), {}, True)
 
 
 def test_the_changes_and_the_base_are_the_whole_configuration() -> None:
     data = trial_data(configured())
     paths = {**data["base"], **data["trials"][1]["changes"]}
-    again: dict[str, Any] = {}
-    for path, value in paths.items():
-        section, _, name = path.partition(".")
-        if value is not None:
-            again.setdefault(section, {})[name] = value
-    assert BoostConfig.from_dict(again) == BoostConfig.from_dict(FREEZES)
+    again = BoostConfig().with_values({path: value for path, value in paths.items() if value is not None})
+    assert again == BoostConfig.from_dict(FREEZES)
 
 
 def test_freeze_p_is_shown_as_frozen_steps() -> None:
