@@ -21,16 +21,19 @@ NONE = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
 EPOCHS = 4
 
 
+def forget_the_accelerator() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
 @pytest.fixture(autouse=True)
 def fresh_state() -> Iterator[None]:
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_the_accelerator()
 
 
 def an_accelerator(kind: Any = Accelerator, **given: Any) -> Any:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_the_accelerator()
     order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1)
     return kind(cpu=True, dataloader_config=order, **given)
 
@@ -41,11 +44,8 @@ def a_task() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
     body = [part for _ in range(4) for part in (nn.Linear(16, 16), nn.Tanh())]
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.1), *body, nn.Linear(16, 2))
-    return (
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, fused=True),
-        DataLoader(data, 8, shuffle=True),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, fused=True)
+    return model, optimizer, DataLoader(data, 8, shuffle=True)
 
 
 def trained(config: Any, **given: Any) -> Any:

@@ -16,6 +16,7 @@ from transformers import T5Config, T5ForConditionalGeneration, Trainer, TrainerC
 from tests.kit.chains import assert_same_bits
 from tests.kit.configurations import accumulating
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, padded, sentences
+from tests.kit.twins import assert_close
 from workbench.config import BoostConfig
 from workbench.integrations.transformers import BoostedTrainer
 from workbench.integrations.transformers.conflicts import conflict
@@ -31,22 +32,35 @@ def boosted(folder: Path, boost: Any, *, dropout: float = 0.0, data: Any = DATA,
     return BoostedTrainer(classifier(dropout), args, train_dataset=data, eval_dataset=HELD_OUT, boost=boost, **extra)
 
 
+def theirs(folder: Path, **given: Any) -> Trainer:
+    return Trainer(classifier(), arguments(folder, **given), train_dataset=DATA, eval_dataset=HELD_OUT)
+
+
+def trained(trainer: Any) -> Any:
+    trainer.train()
+    return trainer
+
+
 def logged(trainer: Any, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def batches_of(trainer: Any) -> list[Any]:
+    """Return a list of what the trainer will be given at each step."""
+    step, seen = trainer.training_step, list[Any]()
+    trainer.training_step = lambda model, inputs, n=None: (seen.append(inputs), step(model, inputs, n))[1]
+    return seen
 
 
 @pytest.mark.slow
 def test_without_a_choice_it_is_the_trainer(tmp_path: Path) -> None:
     usual = {"eval_strategy": "epoch", "num_train_epochs": 4, "max_steps": -1, "max_grad_norm": 0.5}
-    plain = Trainer(classifier(), arguments(tmp_path, **usual), train_dataset=DATA, eval_dataset=HELD_OUT)
-    plain.train()
-    ours = boosted(tmp_path, NO_METHODS, **usual)
-    ours.train()
+    plain = trained(theirs(tmp_path, **usual))
+    ours = trained(boosted(tmp_path, NO_METHODS, **usual))
     assert ours.state.global_step == plain.state.global_step == 32
     for name in ("loss", "grad_norm", "eval_loss", "learning_rate", "epoch"):
         assert logged(ours, name) == pytest.approx(logged(plain, name), rel=1e-5), name
-    for mine, theirs in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(ours.model, plain.model, rtol=1e-4, atol=1e-6)
 
 
 def test_the_set_up_says_how_long_and_how(tmp_path: Path) -> None:
@@ -62,15 +76,10 @@ def test_the_set_up_says_how_long_and_how(tmp_path: Path) -> None:
             seen.append(state.global_step)
 
     trainer = boosted(tmp_path, config, logging_steps=1, callbacks=[Watch()])
-    shapes: list[int] = []
-    step = trainer.training_step
-    trainer.training_step = lambda model, inputs, n=None: (
-        shapes.append(len(inputs["labels"])),
-        step(model, inputs, n),
-    )[1]  # type: ignore[method-assign]
+    batches = batches_of(trainer)
     trainer.train()
     assert seen == list(range(1, 11)), "40 batches, half as many of twice the size"
-    assert shapes == [64] * 10
+    assert [len(batch["labels"]) for batch in batches] == [64] * 10
     assert type(trainer.boosted.optimizer).__name__ == "SGD"  # type: ignore[union-attr]
     expected = [0.2 * factor_at(update, 10, "cosine", warmup=0.2) for update in range(10)]
     assert logged(trainer, "learning_rate") == pytest.approx(expected)
@@ -85,8 +94,7 @@ def test_texts_of_different_length_are_padded_together(tmp_path: Path) -> None:
         per_device_train_batch_size=4, remove_unused_columns=False,
     )  # fmt: skip
     trainer.eval_dataset = None
-    step, seen = trainer.training_step, []
-    trainer.training_step = lambda model, inputs, n=None: (seen.append(inputs), step(model, inputs, n))[1]  # type: ignore[method-assign]
+    seen = batches_of(trainer)
     trainer.train()
     assert [len(batch["labels"]) for batch in seen] == [8] * 4
     assert all((batch["input_ids"] > 0).any(dim=0).all() for batch in seen), "no column is only padding"
@@ -113,8 +121,7 @@ def test_an_update_takes_several_batches_and_callbacks_see_it(tmp_path: Path) ->
     trainer.train()
     assert trainer.state.global_step == 16
     assert calls == ["part", "part", "part", "gradients", "cleared"] * 16
-    whole = Trainer(classifier(), arguments(tmp_path, max_steps=16, **args), train_dataset=DATA)
-    whole.train()
+    whole = trained(theirs(tmp_path, max_steps=16, **args))
     assert logged(trainer, "loss")[:-1] == pytest.approx(logged(whole, "loss")[:-1], rel=1e-3), "of the same samples"
 
 
@@ -124,11 +131,9 @@ def test_the_gradients_that_are_clipped_carry_no_scale(tmp_path: Path) -> None:
     trainer = boosted(tmp_path, config, **given)
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     trainer.train()
-    moved = (
-        torch.cat([(b - p).flatten() for b, p in zip(before, trainer.model.parameters(), strict=True)]).norm().item()
-    )
-    assert 0 < moved <= 6 * 0.5 * 0.05 * 1.001, "six steps of at most rate x norm"
-    plain = Trainer(classifier(), arguments(tmp_path, **given, optim="sgd"), train_dataset=DATA)
+    moves = [(b - p).flatten() for b, p in zip(before, trainer.model.parameters(), strict=True)]
+    assert 0 < torch.cat(moves).norm().item() <= 6 * 0.5 * 0.05 * 1.001, "six steps of at most rate x norm"
+    plain = theirs(tmp_path, **given, optim="sgd")
     plain.args.learning_rate = 0.5
     plain.train()
     assert logged(trainer, "grad_norm") == pytest.approx(logged(plain, "grad_norm"), rel=1e-3)
@@ -140,14 +145,11 @@ def test_an_overflow_skips_the_update_and_is_logged(tmp_path: Path) -> None:
         "amp": {"level": "O2", "dtype": "float16"},
         "loss_scale": {"init": 2.0**30, "window": 4, "factor": 4.0},
     }
-    trainer = boosted(tmp_path, config, max_steps=20, logging_steps=1)
-    trainer.train()
+    trainer = trained(boosted(tmp_path, config, max_steps=20, logging_steps=1))
     scales, overflows = logged(trainer, "loss_scale"), logged(trainer, "overflows")
     assert trainer.state.global_step == 20, "a skipped update counts, as in a schedule"
-    assert overflows[0] == 1
-    assert overflows == sorted(overflows)
-    assert scales[0] == 2.0**28
-    assert scales[-1] < 2.0**28
+    assert (overflows[0], overflows) == (1, sorted(overflows))
+    assert scales[0] == 2.0**28 > scales[-1]
     assert trainer.state.log_history[-1].keys().isdisjoint({"loss_scale"}), "the summary is the Trainer's"
 
 
@@ -155,10 +157,8 @@ def test_an_overflow_skips_the_update_and_is_logged(tmp_path: Path) -> None:
 def test_evaluations_and_saved_weights_are_the_averaged_ones(tmp_path: Path) -> None:
     config = NO_METHODS | {"regularization": {"weight_average": "ema", "decay": 0.9}}
     given = {"max_steps": 20, "eval_strategy": "steps", "eval_steps": 10}
-    trainer = boosted(tmp_path, config, **given, save_strategy="steps", save_steps=10)
-    trainer.train()
-    plain = boosted(tmp_path / "plain", NO_METHODS, **given)
-    plain.train()
+    trainer = trained(boosted(tmp_path, config, **given, save_strategy="steps", save_steps=10))
+    plain = trained(boosted(tmp_path / "plain", NO_METHODS, **given))
     assert logged(trainer, "loss") == pytest.approx(logged(plain, "loss")), "the training is the same"
     assert logged(trainer, "eval_loss") != pytest.approx(logged(plain, "eval_loss"), rel=1e-3)
     saved = type(trainer.model).from_pretrained(tmp_path / "checkpoint-20")
@@ -170,12 +170,12 @@ def test_evaluations_and_saved_weights_are_the_averaged_ones(tmp_path: Path) -> 
 def test_labels_are_smoothed_in_training_alone(tmp_path: Path) -> None:
     given = {"max_steps": 12, "logging_steps": 1}
     smooth = boosted(tmp_path, NO_METHODS | {"regularization": {"label_smoothing": 0.2}}, **given)
-    theirs = Trainer(classifier(), arguments(tmp_path, **given, label_smoothing_factor=0.2), train_dataset=DATA)
+    plain = theirs(tmp_path, **given, label_smoothing_factor=0.2)
     smooth.train()
-    theirs.train()
-    assert logged(smooth, "loss") == pytest.approx(logged(theirs, "loss"), rel=1e-3)
-    theirs.label_smoother = None
-    assert smooth.evaluate()["eval_loss"] == pytest.approx(theirs.evaluate(HELD_OUT)["eval_loss"], rel=1e-2)
+    plain.train()
+    assert logged(smooth, "loss") == pytest.approx(logged(plain, "loss"), rel=1e-3)
+    plain.label_smoother = None
+    assert smooth.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-2)
 
 
 def test_a_decoder_reads_the_labels_that_are_smoothed(tmp_path: Path) -> None:
@@ -209,8 +209,7 @@ RESUMED: dict[str, Any] = {
 @pytest.mark.parametrize("name", [pytest.param("nothing", marks=pytest.mark.long), "everything"])
 def test_an_interrupted_training_goes_on_with_the_assert_same_bits(name: str, tmp_path: Path) -> None:
     given = {"save_strategy": "steps", "save_steps": 12, "dropout": 0.1, "max_steps": 30}
-    whole = boosted(tmp_path, RESUMED[name], **given)
-    whole.train()
+    whole = trained(boosted(tmp_path, RESUMED[name], **given))
     resumed = boosted(tmp_path, RESUMED[name], **given)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-12"))
     assert resumed.state.global_step == whole.state.global_step
@@ -230,15 +229,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     (folder / "optimizer.pt").unlink()
     with pytest.raises(ValueError, match=r"holds no optimizer\.pt"):
         boosted(tmp_path, NO_METHODS, **given).train(resume_from_checkpoint=str(folder))
-    Trainer(classifier(), arguments(tmp_path / "plain", **given), train_dataset=DATA).train()
+    theirs(tmp_path / "plain", **given).train()
     with pytest.raises(ValueError, match="by a Trainer without a set-up"):
         boosted(tmp_path, NO_METHODS, **given).train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-4"))
 
 
 @pytest.mark.slow
 def test_frozen_layers_rest_and_are_trainable_again_afterwards(tmp_path: Path) -> None:
-    trainer = boosted(tmp_path, FREEZING)
-    trainer.train()
+    trainer = trained(boosted(tmp_path, FREEZING))
     assert logged(trainer, "loss")[-1] < 0.6
     assert all(parameter.requires_grad for parameter in trainer.model.parameters())
     with pytest.raises(RuntimeError, match=r"train\(\) was called before"):
@@ -313,8 +311,7 @@ def test_todays_own_precision_and_optimizer_stay_where_nothing_else_is_chosen(tm
     for kind, options in ((BoostedTrainer, {"boost": NO_METHODS}), (Trainer, {})):
         model, args = classifier(), arguments(tmp_path, bf16=True, max_steps=12, logging_steps=1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        trainer = kind(model, args, train_dataset=DATA, optimizers=(optimizer, None), **options)
-        trainer.train()
+        trainer = trained(kind(model, args, train_dataset=DATA, optimizers=(optimizer, None), **options))
         losses.append(logged(trainer, "loss"))
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
@@ -344,8 +341,7 @@ def test_an_optimizer_and_a_schedule_of_ones_own_are_todays(kind: Any, tmp_path:
     losses, rates = [], []
     for one, options in ((_Own, {}), (kind, {"boost": NO_METHODS})):
         args = arguments(tmp_path, max_steps=6, logging_steps=1)
-        trainer = one(classifier(), args, train_dataset=DATA, **options)
-        trainer.train()
+        trainer = trained(one(classifier(), args, train_dataset=DATA, **options))
         losses.append(logged(trainer, "loss"))
         rates.append(logged(trainer, "learning_rate"))
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)

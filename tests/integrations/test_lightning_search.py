@@ -80,7 +80,7 @@ def test_a_module_is_made_and_judged_as_in_a_fit(kind: Any, tmp_path: Path, monk
 
 
 def test_a_step_that_takes_the_number_of_its_loader_is_given_one() -> None:
-    assert _judged(_NumberOfLoader) > 0.0
+    assert judged(_NumberOfLoader) > 0.0
 
 
 class _TakesWhatComes(_LogsAnObject):
@@ -101,9 +101,9 @@ def test_a_step_is_called_as_a_trainer_would(kind: Any) -> None:
     assert task.model()(next(iter(task.train))).isfinite()
 
 
-def _judged(kind: Any, **options: Any) -> float:
+def judged(kind: Any, **options: Any) -> float:
     """Return what a module's validation gives before it is trained."""
-    task = from_lightning(kind, Digits(n_train=N_TRAIN), metric="val_loss", max_epochs=1, **options)
+    task = from_lightning(kind, Digits(n_train=N_TRAIN), max_epochs=1, **{"metric": "val_loss"} | options)
     model, metric = task.new_model(), task.new_metric()
     task.compute_loss(model, next(task.batches(0)))
     task.update_metric(metric, model.eval(), next(iter(task.evaluation_batches(0))))
@@ -126,6 +126,10 @@ class _LogsNothing(_LogsAtTheEnd):
         self.log("val_f2", 0.5)
 
 
+def _digits() -> LitDigits:
+    return LitDigits(small_network())
+
+
 def _several() -> Any:
     loader = DataLoader([(torch.zeros(1, 8, 8), 0)] * 4, 2)  # type: ignore[arg-type]  # a list is a data set
     return [loader, loader]
@@ -139,11 +143,13 @@ def _several() -> Any:
         (_OwnBackward, {}, "_OwnBackward has its own backward()"),
         (_AsksForRates, {}, "without a Trainer, and this one asks for its trainer's 'strategy'"),
         (_LogsNothing, {}, "got 'val_loss'; at the end of an epoch it logs val_f2"),
+        (_digits, {"metric": "val_f2x", "direction": "maximize"}, "must be what validation_step logs (val_loss, val"),
+        (_digits, {"metric": "score"}, "give direction="),
     ],
 )
 def test_what_a_search_cannot_do_is_refused_in_a_sentence(kind: Any, options: Any, sentence: str) -> None:
     with pytest.raises(TaskError, match=re.escape(sentence)):
-        _judged(kind, **options)
+        judged(kind, **options)
 
 
 class _WarmsUpByHand(_LogsAnObject):

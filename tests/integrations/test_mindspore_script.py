@@ -68,17 +68,8 @@ def histogram(group: str, exponent: int) -> dict[str, Any]:
 def test_layers_beyond_float16_are_read_from_the_recorded_exponents(scale: float, layers: tuple[str, ...]) -> None:
     n = 20
     cells = [[histogram("stem", -27), histogram("body", -10), histogram("head", 0)] for _ in range(n)]
-    steps = pd.DataFrame(
-        {
-            "step": np.arange(n),
-            "loss_scale": 1.0,
-            "overflow": False,
-            "skipped": False,
-            "accumulated": 1,
-            "grad_amax": 1.5,
-            "grad_exponents": cells,
-        }
-    )
+    each = {"loss_scale": 1.0, "overflow": False, "skipped": False, "accumulated": 1, "grad_amax": 1.5}
+    steps = pd.DataFrame({"step": np.arange(n), **each, "grad_exponents": cells})
     run = Run(Path("run"), {}, {}, {}, steps, pd.DataFrame({"step": [], "kind": []}), True)
     assert float32_layers(run, ScalePolicy(init=scale, kind="fixed")) == layers
 

@@ -86,14 +86,8 @@ def test_the_file_trains_where_there_is_its_framework_alone(exported: Path, tmp_
 def test_the_file_trains_in_mindspore(exported: Path) -> None:
     (path,) = exported.glob("train_mindspore_*.py")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    ended = subprocess.run(
-        [os.environ[VARIABLE], str(TRAINS), str(path)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=clean,
-        check=False,
-    )
+    command = [os.environ[VARIABLE], str(TRAINS), str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, env=clean, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     answer = json.loads(ended.stdout.splitlines()[-1])
     assert answer["after"] < answer["before"]

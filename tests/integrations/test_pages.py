@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import Trainer
 
 import workbench
 from tests.kit.hugging_face import NO_METHODS, arguments, classifier, sentences
@@ -42,9 +43,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def changed(before: str, after: str) -> int:
     """Return how many lines of the later text are not in the earlier one."""
-    return sum(
-        line.startswith("+ ") and line.strip() != "+" for line in difflib.ndiff(before.splitlines(), after.splitlines())
-    )
+    lines = difflib.ndiff(before.splitlines(), after.splitlines())
+    return sum(line.startswith("+ ") and line.strip() != "+" for line in lines)
 
 
 @pytest.mark.slow
@@ -69,9 +69,7 @@ def test_the_page_about_the_trainer(
     assert "boost.grad_freeze" in capsys.readouterr().out
     asked: dict[str, Any] = {}
     monkeypatch.setattr(workbench, "tune", lambda task, **options: asked.update(options, task=task))
-    names["trainer"] = __import__("transformers").Trainer(
-        classifier(), arguments(here), train_dataset=data[:256], eval_dataset=data[256:]
-    )
+    names["trainer"] = Trainer(classifier(), arguments(here), train_dataset=data[:256], eval_dataset=data[256:])
     exec(page["search"], names)
     assert (asked["task"].steps, asked["minutes"]) == (40, 15)
 

@@ -25,11 +25,8 @@ def accuracy(seen: Any) -> dict[str, float]:
 
 def trainer(folder: Path, **given: Any) -> Trainer:
     extra = {name: given.pop(name) for name in ("compute_metrics", "data_collator", "model_init") if name in given}
-    data = given.pop("data", DATA)
-    model = None if "model_init" in extra else classifier()
-    return Trainer(
-        model, arguments(folder, **given), train_dataset=data, eval_dataset=given.get("held", HELD_OUT), **extra
-    )
+    data, model = given.pop("data", DATA), None if "model_init" in extra else classifier()
+    return Trainer(model, arguments(folder, **given), train_dataset=data, eval_dataset=HELD_OUT, **extra)
 
 
 def test_a_run_of_the_task_is_the_trainers(tmp_path: Path) -> None:
@@ -37,15 +34,10 @@ def test_a_run_of_the_task_is_the_trainers(tmp_path: Path) -> None:
     one = trainer(tmp_path, **given, compute_metrics=accuracy, metric_for_best_model="accuracy")
     before = {name: value.clone() for name, value in one.model.state_dict().items()}
     task = task_from_trainer(one)
-    assert (task.name, task.steps, task.metric_name, task.higher_is_better) == (
-        "BertForSequenceClassification",
-        8,
-        "accuracy",
-        True,
-    )
+    assert (task.name, task.steps) == ("BertForSequenceClassification", 8)
+    assert (task.metric_name, task.higher_is_better) == ("accuracy", True)
     result = run_task(task, BoostConfig.from_dict(NO_METHODS), steps=8, device=CPU)
-    assert one.optimizer is None
-    assert one.lr_scheduler is None
+    assert (one.optimizer, one.lr_scheduler) == (None, None)
     for name, value in one.model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, msg=name)
     one.train()  # whole-set batches, so that the order of the samples is the same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from tests.integrations.test_torch_scripts import (
     _TUPLES,
     _WHOLE,
     ACCUMULATED,
-    PARTICULAR,
     PLAIN,
     QUICKSTART,
-    TWO_TOWERS,
+    own_task,
+    particular,
     trained_here,
+    two_towers,
     written,
 )
 from tests.kit.script_runs import run_script
@@ -31,6 +33,7 @@ QUIET: dict[str, dict[str, Any]] = {
     },
     "transformers": {"disable_tqdm": True, "use_cpu": True},
 }  # fmt: skip
+LOADED = {"lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
 BFLOAT16 = PLAIN | {"amp": {"level": "O2", "dtype": "bfloat16"}}
 FREEZING: dict[str, Any] = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}}
 CONFIGS = {
@@ -49,6 +52,12 @@ CONFIGS = {
     "freezing": BoostConfig.from_dict(FREEZING),
     "freezing without norms": BoostConfig.from_dict({"boost": FREEZING["boost"] | {"less_bn": True}}),
 }
+
+
+def run_by(framework: str, path: Path, *, without: Sequence[str] = ()) -> float:
+    """Run a script where some packages are not there, and return its metric."""
+    options, imported = QUIET[framework], [LOADED[framework]]
+    return float(run_script(path, without=without, options=options, strict=False, imported=imported)["metric"])
 
 
 @pytest.mark.parametrize(
@@ -104,10 +113,10 @@ def test_each_script_trains_in_its_trainer(framework: str, name: str, steps: int
     task = "digits-lenet" if name in ("bfloat16", "native", "own rate") else "digits-resnet"
     script = written(tmp_path, task, CONFIGS[name], steps, framework)
     refused = ["workbench"] if "needs nothing of workbench" in script.needs else []
-    ran = run_script(tmp_path / script.name, without=refused, options=QUIET[framework], strict=False)
+    metric = run_by(framework, tmp_path / script.name, without=refused)
     # The trainers shuffle by themselves, so that the run is another one of the same kind.
     within = {"lightning": 0.03, "transformers": 0.06}[framework]
-    assert ran["metric"] == pytest.approx(trained_here(task, CONFIGS[name], steps)["metric"], abs=within)
+    assert metric == pytest.approx(trained_here(task, CONFIGS[name], steps)["metric"], abs=within)
 
 
 @pytest.mark.slow
@@ -126,12 +135,9 @@ def test_each_script_trains_in_its_trainer(framework: str, name: str, steps: int
 def test_a_script_hands_its_trainer_what_a_batch_holds(
     framework: str, batch: str, loss: str, metric: str, chosen: dict[str, Any], tmp_path: Path
 ) -> None:
-    text = TWO_TOWERS.replace("BATCH", batch).replace("ACTIVATION", "").replace("METRIC", metric)
-    (tmp_path / "own.py").write_text(text.replace("LOSS", loss), encoding="utf-8")
-    task, config = f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN | chosen)
+    task, config = own_task(tmp_path, two_towers(batch, loss, metric)), BoostConfig.from_dict(PLAIN | chosen)
     script, here = written(tmp_path, task, config, 40, framework), trained_here(task, config, 40)
-    ran = run_script(tmp_path / script.name, options=QUIET[framework], strict=False)
-    assert ran["metric"] == pytest.approx(here["metric"], abs=0.1, rel=0.2)
+    assert run_by(framework, tmp_path / script.name) == pytest.approx(here["metric"], abs=0.1, rel=0.2)
 
 
 WARMED = {"schedule": {"shape": "warmup_stable_decay", "length": 0.5}}
@@ -154,10 +160,8 @@ O3 = {"amp": {"level": "O3", "dtype": "bfloat16"}}
 def test_arguments_are_taken_only_where_they_train_the_same(
     framework: str, optimizer: str, chosen: dict[str, Any], alone: bool, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.py").write_text(PARTICULAR.replace("OPTIMIZER", optimizer), encoding="utf-8")
-    task, config = f"{tmp_path / 'own.py'}:task", BoostConfig.from_dict(PLAIN | chosen)
+    task, config = particular(tmp_path, optimizer), BoostConfig.from_dict(PLAIN | chosen)
     script, here = written(tmp_path, task, config, 24, framework), trained_here(task, config, 24)
     assert ("needs nothing of workbench" in script.needs) is alone
-    ran = run_script(tmp_path / script.name, options=QUIET[framework], strict=False)
     within = 1e-5 if framework == "lightning" else 0.3  # the other one shuffles
-    assert ran["metric"] == pytest.approx(here["metric"], rel=within)
+    assert run_by(framework, tmp_path / script.name) == pytest.approx(here["metric"], rel=within)

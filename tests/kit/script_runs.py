@@ -30,11 +30,13 @@ total = sum(float(value.double().abs().sum()) for value in model.state_dict().va
 print("\\n" + json.dumps({{"metric": metric, "weights": total}}))
 """
 
-# A process that has imported torch and nothing of ours, and runs each program in a fork of itself.
+# A process that has imported torch, what it is told and nothing of ours, and runs each program in a fork of itself.
 _SERVER = """\
-import json, os, sys, traceback, warnings
+import importlib, json, os, sys, traceback, warnings
 import torch
 torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first one imports half of torch
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 for line in sys.stdin:
     job = json.loads(line)
     if not (child := os.fork()):
@@ -57,8 +59,8 @@ for line in sys.stdin:
 
 
 @functools.cache
-def _server(environment: tuple[tuple[str, str], ...]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", _SERVER]
+def _server(environment: tuple[tuple[str, str], ...], imported: tuple[str, ...]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", _SERVER, *imported]
     server = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(environment), cwd="/"
     )
@@ -66,8 +68,10 @@ def _server(environment: tuple[tuple[str, str], ...]) -> subprocess.Popen[str]:
     return server
 
 
-def _run_in_a_fork(program: str, path: Path, environment: Mapping[str, str], *, strict: bool) -> tuple[int, str, str]:
-    server = _server(tuple(sorted(environment.items())))
+def _run_in_a_fork(
+    program: str, path: Path, environment: Mapping[str, str], imported: Sequence[str], *, strict: bool
+) -> tuple[int, str, str]:
+    server = _server(tuple(sorted(environment.items())), tuple(imported))
     assert server.stdin is not None
     assert server.stdout is not None
     written = {name: str(path.with_suffix(f".{name}")) for name in ("stdout", "stderr")}
@@ -92,11 +96,13 @@ def run_script(
     options: Mapping[str, Any] | None = None,
     strict: bool = True,
     python: str = sys.executable,
+    imported: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Call a script's `train_model` where some packages are not there; return its metric and the sum of its weights.
 
     ``strict`` makes a warning an error, which is too much to ask of other people's trainers; ``python`` is another
-    environment's interpreter, which sees nothing of this repository.
+    environment's interpreter, which sees nothing of this repository. What is ``imported`` once for all scripts, those
+    that need it need not load for seconds.
     """
     program = _PROGRAM.format(refused=set(without), path=str(path), options=dict(options or {}))
     elsewhere = python != sys.executable
@@ -115,6 +121,6 @@ def run_script(
         code, out, complaints = ended.returncode, ended.stdout, ended.stderr
     else:
         environment.pop("PYTEST_CURRENT_TEST", None)
-        code, out, complaints = _run_in_a_fork(program, path, environment, strict=strict)
+        code, out, complaints = _run_in_a_fork(program, path, environment, imported, strict=strict)
     assert code == 0, complaints[-3000:]
     return dict(json.loads(out.splitlines()[-1]))
