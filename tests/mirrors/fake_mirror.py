@@ -76,12 +76,7 @@ def values_of(points: Iterable[Point], name: str) -> list[tuple[int, float]]:
 
 
 class FakeMirror(Mirror):
-    """Keeps everything in memory.
-
-    Args:
-        fails_at: Which block raises; None for none.
-        gate: What each block waits for; None for nothing.
-    """
+    """Keeps everything in memory; one block may raise, and each may wait for a gate."""
 
     def __init__(self, *, fails_at: int | None = None, gate: threading.Event | None = None) -> None:
         self.fails_at = fails_at

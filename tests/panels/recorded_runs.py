@@ -27,18 +27,10 @@ def recorded_run(
     groups: bool = False,
     schema_version: int = SCHEMA_VERSION,
 ) -> Path:
-    """Record a run and return its directory.
+    """Record a run in a folder and return its directory.
 
-    Args:
-        folder: Folder of the run directory.
-        n_steps: Steps.
-        run_id: Name of the directory.
-        finish: Whether it reached its end; otherwise it looks killed.
-        exponents: Whether every fifth step has gradient exponents.
-        sizes: Whether it recorded the sizes of gradients.
-        watched: Whether it had a loss scale; without one nothing overflows.
-        groups: Whether it had two group scales.
-        schema_version: Version of the format that it claims.
+    One that does not ``finish`` looks killed, and in one that is not ``watched`` by a loss scale nothing overflows;
+    ``exponents`` and ``sizes`` are those of gradients, the former of every fifth step.
     """
     rule = {"kind": "dynamic", "init": POLICY.init, "factor": POLICY.factor, "window": POLICY.window}
     values = {"boost": {"mode": "manual"}, "amp": {"level": "O2"}, "loss_scale": rule}
