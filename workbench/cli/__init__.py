@@ -40,23 +40,8 @@ app = typer.Typer(
     **PLAIN,
 )
 # In the order of `workbench --help`.
-for _command in (
-    tune,
-    status,
-    view,
-    export,
-    worker,
-    train,
-    compare,
-    replay,
-    validate,
-    schema,
-    init,
-    doctor,
-    bench,
-    lab,
-):
-    app.command()(_command)
+for _each in (tune, status, view, export, worker, train, compare, replay, validate, schema, init, doctor, bench, lab):
+    app.command()(_each)
 app.add_typer(runs_app, name="runs")
 
 

@@ -51,7 +51,6 @@ _PARTS = {
     ("workbench.training.step", "step"): _STEP,
 }
 
-
 # What typer says about a number, in our words.
 _RULES = {
     ": Input should be greater than or equal to": " must be at least",

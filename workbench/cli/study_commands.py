@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 
 _SHOWN_TRIALS = 10
 
-
-class Engine(StrEnum):
-    """What runs the trials of a study."""
-
-    PROCESSES = "processes"
-    RAY = "ray"
+Engine = Literal["processes", "ray"]
 
 
 class ScriptFormat(StrEnum):
@@ -86,7 +81,7 @@ def tune(
         "trials at once (as many as fit).",
     ),
     engine: Engine = typer.Option(
-        Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
+        "processes", "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
     ),
     address: str = typer.Option(
         None,
@@ -308,7 +303,7 @@ def _export_trials(study: Path, path: Path, storage: str | None, *, json: bool) 
 
 
 def _ray_engine(engine: Engine, address: str | None, resources: str | None, jobs: int | None) -> RayEngine | None:
-    if engine is not Engine.RAY:
+    if engine != "ray":
         for name, given in (("--address", address), ("--resources-per-trial", resources)):
             if given is not None:
                 raise typer.BadParameter(f"{name} goes with --engine ray")

@@ -16,7 +16,6 @@ from workbench.figures.thinning import MAXIMUM_MARKS, Floats, thin_marks
 StepTable: TypeAlias = pd.DataFrame | Sequence[StepRecord]
 EventTable: TypeAlias = pd.DataFrame | Sequence[Event] | None
 
-
 WARM_UP_STEPS = 10
 """First steps of a run whose times are left out."""
 
@@ -97,8 +96,7 @@ def stands_for(frame: pd.DataFrame) -> Floats:
 def subjects_by_step(events: EventTable, kind: str) -> dict[int, str]:
     """Return step -> subject of the events of one kind; of several at one step the last one counts."""
     chosen = events_of(events, kind)
-    steps: list[Any] = chosen["step"].tolist()
-    return {int(step): str(subject) for step, subject in zip(steps, chosen["subject"].tolist(), strict=True)}
+    return {int(step): str(subject) for step, subject in zip(chosen["step"], chosen["subject"], strict=True)}
 
 
 def without_warm_up(frame: pd.DataFrame) -> pd.DataFrame:
