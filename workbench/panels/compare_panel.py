@@ -104,7 +104,6 @@ class ComparePanel(WorkPanel):
         theme: See ``Panel``.
 
     Attributes:
-        shared: The configuration.
         comparison: The last comparison that came to its end; None before.
     """
 

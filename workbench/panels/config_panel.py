@@ -36,7 +36,7 @@ from workbench.panels.kit import column, read_from, row, section, text_of
 from workbench.panels.panel import Panel, Theme
 from workbench.panels.run_controls import PresetChoice, in_effect_html
 from workbench.panels.shared_config import SharedConfig, config_of_text
-from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, words
+from workbench.panels.style import copy_button_html, difference_html, faint, label_html, words
 from workbench.panels.ways_out import way_out
 
 _OVER_RANKS: Final = " and ".join(method.title for method in METHODS if method.n_ranks > 1)
@@ -62,9 +62,6 @@ class ConfigPanel(Panel):
         path: File that Save and Load suggest.
         theme: See ``Panel``.
         undo: Whether Undo and Redo are shown next to the title; a workbench has them for all of its tabs.
-
-    Attributes:
-        shared: The configuration that the panel shows and changes.
     """
 
     def __init__(
@@ -254,12 +251,11 @@ class ConfigPanel(Panel):
         if self.closed:
             return
         with self._lock, self.showing():
-            plan, problem = self.shared.plan_or_problem(self.ranks.value)
+            plan, _ = self.shared.plan_or_problem(self.ranks.value)
             self.preset.show(config, level)
             self._show_switches(config, level, plan)
             self._show_controls(plan)
-            known = error_html(problem) if plan is None else in_effect_html(plan, self.shared.found_elsewhere())
-            self._in_effect.value = known
+            self._in_effect.value = in_effect_html(self.shared, self.ranks.value)
             self.json.value = json.dumps(config.to_dict(), indent=2)
             self._json_problem.refuse("")
             self._difference.value = difference_html(config)

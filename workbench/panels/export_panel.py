@@ -75,7 +75,6 @@ class ExportPanel(WorkPanel):
         theme: See ``Panel``.
 
     Attributes:
-        shared: The configuration.
         saved: The file written last; None before the first.
     """
 

@@ -24,7 +24,6 @@ _KEPT: Final = (
 # Columns of methods: times of the parts of a step, and what second-order and offloading optimizers report.
 _KEPT_PREFIXES: Final = ("time.", "thor.", "offload.")
 
-
 _MOST_STEPS: Final = 40_000  # rows; figures draw a tenth of them
 
 

@@ -59,7 +59,6 @@ class LossScalePanel(WorkPanel):
         theme: See ``Panel``.
 
     Attributes:
-        shared: The configuration.
         run: The run shown, with at most 2000 of its histograms; None when there is none yet.
         policies: The judged policies, in the order of their rows.
     """
@@ -287,7 +286,12 @@ class LossScalePanel(WorkPanel):
             self.trace.update(trace)
         if not self._answers.is_superseded():  # the range takes a dozen times as long
             ranged = replayed.ranges([policy])
-            self._show_answer(replayed, policy, _with_ranges(table, ranged.table), ranged.assumption)
+            table = _with_ranges(table, ranged.table)
+            self._show_prediction(replayed, policy, table)
+            if self._replayed is replayed:
+                said = f"{ranged.assumption} {replay_text.error_sentence(replayed)}"
+                self._assumption.value = f"<p>{faint(said)}</p>"
+                self._show_scatter((policy, table))
 
     def finished(self, outcome: Outcome) -> PanelState:
         """Show what was done, and have the sliders' request answered."""
@@ -368,13 +372,6 @@ class LossScalePanel(WorkPanel):
     def _show_prediction(self, replayed: ReplayedRun, policy: ScalePolicy, table: pd.DataFrame) -> None:
         if self._replayed is replayed:  # else another run was opened meanwhile
             self._prediction.value = note_html(replay_text.prediction_sentence(replayed, policy, table.iloc[0]))
-
-    def _show_answer(self, replayed: ReplayedRun, policy: ScalePolicy, table: pd.DataFrame, assumption: str) -> None:
-        if self._replayed is not replayed:
-            return
-        self._show_prediction(replayed, policy, table)
-        self._assumption.value = f"<p>{faint(f'{assumption} {replay_text.error_sentence(replayed)}')}</p>"
-        self._show_scatter((policy, table))
 
 
 def _minimum(replayed: ReplayedRun | None) -> float:

@@ -185,23 +185,16 @@ class Panel:
     def button(self, text: str, tooltip: str, act: Callable[[], Any], *, style: str = "") -> widgets.Button:
         """Return a button whose click calls a function, guarded.
 
-        Args:
-            text: Its label.
-            tooltip: What a click does, in a few words.
-            act: Called without arguments.
-            style: ``"success"``, ``"primary"`` or ``"warning"``; empty is plain.
+        ``tooltip`` says what a click does; ``style`` is ``"success"``, ``"primary"`` or ``"warning"``, empty is plain.
         """
         made = kit.Button(description=text, tooltip=tooltip, button_style=style, css="wb-auto")
         made.on_click(self.guarded(lambda _: act()))
         return made
 
     def on_change(self, entry: widgets.Widget, handler: Callable[[Any], Any], trait: str = "value") -> None:
-        """Have a function called, guarded, with a widget's new value when the user changes it.
+        """Have a function called, guarded, with the new value of a widget's trait when the user changes it.
 
-        Args:
-            entry: The widget.
-            handler: Called with the new value; not for what the panel itself sets in ``showing``.
-            trait: Trait to look at.
+        What the panel itself sets in ``showing`` is no change by the user.
         """
         guarded = self.guarded(handler)
 
@@ -285,7 +278,7 @@ class WorkPanel(Panel):
 
     A panel derived from it calls ``begin`` once its machine is running, shows the result in ``finished``, and names in
     ``locked`` the widgets and controls that are disabled meanwhile. The work sends functions that show something; after
-    each batch of them, ``hz`` times a second at most, ``refresh`` is called.
+    each batch of them, ``hz`` times a second at most, ``refresh`` is called. ``shared`` is its configuration.
     """
 
     failure_note = "failed; see the error above"  # the error itself stands beneath the title

@@ -6,12 +6,12 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from workbench.config import LEVELS, SWITCHES, BoostConfig, Plan
+from workbench.config import LEVELS, SWITCHES, BoostConfig
 from workbench.methods.registry import METHODS
 from workbench.panels.kit import Dropdown, ToggleButtons, column, row, text_box, text_of
 from workbench.panels.panel import Panel, WorkPanel, error_sentence
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import faint, words
+from workbench.panels.style import error_html, faint, words
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
@@ -121,8 +121,11 @@ def _help(level: str) -> str:
     return f"{level}: {', '.join(titles) or 'no boost algorithm; the baseline'}."
 
 
-def in_effect_html(plan: Plan, found_elsewhere: str = "") -> str:
-    """Return what is in effect under a plan, where it comes from, and why the rest of what was asked for is not."""
-    remarks = [one for one in (found_elsewhere, *plan.remarks(), plan.level_default_sentence()) if one]
+def in_effect_html(shared: SharedConfig, n_ranks: int = 1) -> str:
+    """Return what is in effect, where it comes from, and why the rest of what was asked for is not; or the problem."""
+    plan, problem = shared.plan_or_problem(n_ranks)
+    if plan is None:
+        return error_html(problem)
+    remarks = [one for one in (shared.found_elsewhere(), *plan.remarks(), plan.level_default_sentence()) if one]
     items = "".join(f"<li>{words(sentence)}</li>" for sentence in remarks)
     return f'<div role="status">{words(plan.summary())}</div>' + (f'<ul class="wb-faint">{items}</ul>' if items else "")

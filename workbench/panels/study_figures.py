@@ -17,22 +17,15 @@ from workbench.panels.figure_place import nothing_html
 from workbench.panels.panel import Panel
 from workbench.panels.study_answer import TARGETS
 
-_VIEWS: Final = {
-    "Overview": ("speed", "history"),
-    "Curves": ("trial curves",),
-    "Parameters": ("parameters",),
-    "Slices": (),  # of the parameters that the trials differ in
-    "Importance": ("importance",),
+# View -> what stands there while there is no trial, the question of its first figure, and then its figures.
+_VIEWS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "Overview": ("How much faster can this task be trained, and what does that cost?", ("speed", "history")),
+    "Curves": ("How did the metric of each trial grow?", ("trial curves",)),
+    "Parameters": ("Which values do the good trials have in common?", ("parameters",)),
+    "Slices": ("Which values of a parameter pay off?", ()),  # of the parameters that the trials differ in
+    "Importance": ("Which parameters decided how a trial went?", ("importance",)),
 }
 _MOST_SLICES: Final = 4
-# What stands in a view while there is no trial: the question of its first figure.
-_QUESTIONS: Final = {
-    "Overview": "How much faster can this task be trained, and what does that cost?",
-    "Curves": "How did the metric of each trial grow?",
-    "Parameters": "Which values do the good trials have in common?",
-    "Slices": "Which values of a parameter pay off?",
-    "Importance": "Which parameters decided how a trial went?",
-}
 _NO_TRIAL: Final = (
     "No trial has ended yet. Press Start to search; to open a study that exists, name its folder under Study."
 )
@@ -78,12 +71,12 @@ class StudyFigures:
         self.curves, self.curves_stage.children = [], ()
 
     def _show_view(self) -> None:
-        view, study = self.view.value, self.study
+        (question, names), study = _VIEWS[self.view.value], self.study
         if study is None or not study.trials:
-            self._nothing.value = nothing_html(_QUESTIONS[view], _NO_TRIAL)
+            self._nothing.value = nothing_html(question, _NO_TRIAL)
             self.stage.children = (self._nothing,)
             return
-        names = _VIEWS[view] or self._slices(study)
+        names = names or self._slices(study)
         self._place(self.stage, *(names if len(study.trials) > 1 else names[:1]))  # O0: one figure says so
 
     def _slices(self, study: StudyResult) -> tuple[str, ...]:

@@ -58,7 +58,6 @@ class StudyPanel(WorkPanel):
         theme: See ``Panel``.
 
     Attributes:
-        shared: The configuration that a picked trial is put into.
         study: What is known of the study; None while it has not begun.
         picked: Numbers of the trials whose curves are laid over O0's.
     """

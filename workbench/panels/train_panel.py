@@ -76,7 +76,6 @@ class TrainPanel(WorkPanel):
         theme: See ``Panel``.
 
     Attributes:
-        shared: The configuration that is trained.
         result: Result of the last run that ended by itself or by Stop; None before, and after each new start.
         speed: The last measurement of step times; None before, and after each new start.
         trace: What the present or last run has reported.
@@ -281,9 +280,7 @@ class TrainPanel(WorkPanel):
         if self.closed:
             return
         self.preset.show(config, level)
-        plan, problem = self.shared.plan_or_problem()
-        known = error_html(problem) if plan is None else in_effect_html(plan, self.shared.found_elsewhere())
-        self._in_effect.value = known
+        self._in_effect.value = in_effect_html(self.shared)
 
     def _show_progress(self, progress: RunProgress) -> None:
         self.bar.max, self.bar.value = progress.steps, progress.step  # its schedule may shorten the run
