@@ -100,7 +100,6 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "scipy": {"core", "study"},
     "cmaes": {"study"},
     "pydantic": {"config", "study"},
-    "annotated_types": {"config"},
     "pyarrow": {"runs", "study"},
     "pandas": {"runs", "training", "study", "figures", "report", "panels"},
     "sqlalchemy": {"study"},
@@ -196,7 +195,6 @@ OPTIONAL = {
     "transformers": "the extra of that name",
     "accelerate": "the extra of that name",
     "markupsafe": "Jinja2's texts that are HTML already are objects of this package",
-    "annotated_types": "pydantic's constraints are objects of this package",
     "pydantic_core": "pydantic documents `to_jsonable_python` as its own",
 }
 

@@ -15,6 +15,7 @@ What a switch needs differs in these points:
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -50,7 +51,7 @@ GRADIENTS_MAY_HIDE = method_off(
     "loss_scale_group", "group loss scales must see gradients pass, which torch.compile hides"
 )
 _ALONE = without("dim_reduce", "dim_reduce is on, which runs alone")
-_LESS_BN, _GRAD_FREEZE, _DIM_REDUCE = (method_on(name) for name in ("less_bn", "grad_freeze", "dim_reduce"))
+_LESS_BN, _GRAD_FREEZE = method_on("less_bn"), method_on("grad_freeze")
 
 
 @condition(
@@ -336,48 +337,41 @@ class GradAccumulationConfig(Section, use_attribute_docstrings=True):
         return f"accumulation over {self.grad_accumulation_step}"
 
 
+_subspace = functools.partial(described, when=method_on("dim_reduce"))
+
+
 class DimReduceConfig(Section, use_attribute_docstrings=True):
     """Section ``dim_reduce``."""
 
-    rho: float = described(0.55, "Line-search ratio", low=0.1, high=0.9, gt=0, lt=1, when=_DIM_REDUCE)
+    rho: float = _subspace(0.55, "Line-search ratio", low=0.1, high=0.9, gt=0, lt=1)
     """Factor between the trial step lengths of the line search."""
 
-    gamma: float = described(0.9, "Residual momentum", low=0.5, high=0.99, ge=0, lt=1, when=_DIM_REDUCE)
+    gamma: float = _subspace(0.9, "Residual momentum", low=0.5, high=0.99, ge=0, lt=1)
     """Momentum of the gradient outside the subspace."""
 
-    alpha: float = described(0.001, "Residual step", low=1e-4, high=0.1, log=True, ge=0, when=_DIM_REDUCE)
+    alpha: float = _subspace(0.001, "Residual step", low=1e-4, high=0.1, log=True, ge=0)
     """Step length outside the subspace; 0 trains inside it only."""
 
-    sigma: float = described(0.4, "Sufficient decrease", low=1e-4, high=0.5, log=True, gt=0, lt=1, when=_DIM_REDUCE)
+    sigma: float = _subspace(0.4, "Sufficient decrease", low=1e-4, high=0.5, log=True, gt=0, lt=1)
     """Share of the predicted decrease a trial step must reach."""
 
-    line_search_trials: int | None = described(
-        None,
-        "Line-search trials",
-        unit="trials",
-        low=2,
-        high=16,
-        ge=1,
-        when=_DIM_REDUCE,
-        unset=line_search_trials,
-        ours=True,
+    line_search_trials: int | None = _subspace(
+        None, "Line-search trials", unit="trials", low=2, high=16, ge=1, unset=line_search_trials, ours=True
     )
     """Most step lengths tried per step, each one forward pass; unset means 8, or the original's 2 where
     compatibility.dim_reduce is reference. MindSpore ignores this name.
     """
 
-    n_components: int = described(
-        32, "Subspace dimension", unit="components", low=4, high=64, log=True, ge=1, when=_DIM_REDUCE
-    )
+    n_components: int = _subspace(32, "Subspace dimension", unit="components", low=4, high=64, log=True, ge=1)
     """Number of principal components of the weight snapshots."""
 
-    pca_mat_path: str | None = described(None, "Subspace file", when=_DIM_REDUCE)
+    pca_mat_path: str | None = _subspace(None, "Subspace file")
     """Path of a .npy or .safetensors matrix [n_components, parameters]; unset means computed from weight_load_dir."""
 
-    weight_load_dir: str | None = described(None, "Snapshot folder", when=_DIM_REDUCE)
+    weight_load_dir: str | None = _subspace(None, "Snapshot folder")
     """Folder of weight snapshots from which the subspace is computed; unset means none."""
 
-    timeout: int = described(1800, "Longest wait", unit="seconds", ge=1, when=_DIM_REDUCE)
+    timeout: int = _subspace(1800, "Longest wait", unit="seconds", ge=1)
     """How long a rank waits for the subspace another rank computes."""
 
     def summary(self) -> str:

@@ -13,9 +13,11 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+
+# How an end of a range is told where there is no other, by its name in pydantic.
+_ENDS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
 
 
 class ConfigError(ValueError):
@@ -132,26 +134,16 @@ def _interval(annotation: Any) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    low = high = ""
+    ends: dict[str, str] = {}
     for item in metadata:
-        match item:
-            case FieldInfo():  # pydantic's ``Field(...)`` inside Annotated keeps its bounds in a list of its own
-                return _bounds(item.metadata)
-            case annotated_types.Ge(ge=bound):
-                low = f"[{_number(bound)}"
-            case annotated_types.Gt(gt=bound):
-                low = f"({_number(bound)}"
-            case annotated_types.Le(le=bound):
-                high = f"{_number(bound)}]"
-            case annotated_types.Lt(lt=bound):
-                high = f"{_number(bound)})"
-    if low and high:
-        return f"lie in {low}, {high}"
-    if low:
-        return f"be at least {low[1:]}" if low[0] == "[" else f"be greater than {low[1:]}"
-    if high:
-        return f"be at most {high[:-1]}" if high[-1] == "]" else f"be less than {high[:-1]}"
-    return ""
+        if isinstance(item, FieldInfo):  # pydantic's ``Field(...)`` inside Annotated keeps its own list of bounds
+            return _bounds(item.metadata)
+        ends |= {rule: _number(getattr(item, rule)) for rule in _ENDS if hasattr(item, rule)}
+    if len(ends) < 2:
+        return "".join(f"be {_ENDS[rule]} {end}" for rule, end in ends.items())
+    low = f"[{ends['ge']}" if "ge" in ends else f"({ends['gt']}"
+    high = f"{ends['le']}]" if "le" in ends else f"{ends['lt']})"
+    return f"lie in {low}, {high}"
 
 
 def _rule_of_type(annotation: Any, interval: str, *, kind_matters: bool) -> str:

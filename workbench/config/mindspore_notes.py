@@ -50,11 +50,9 @@ def _how_to_pass(config: BoostConfig, plan: Plan) -> str:
             "At O0 mindspore.train.Model does not read boost_config_dict at all, and at O1 the switches that are "
             'unset here would come on: set each of them by hand, then pass boost_level="O1".'
         )
-    level = plan.level if plan.level != "O0" else "O1"
+    level, is_auto = plan.level if plan.level != "O0" else "O1", config.boost.mode == "auto"
     reason = (
-        "in mode auto the level alone decides"
-        if config.boost.mode == "auto"
-        else "with O0 mindspore.train.Model does not read it at all"
+        "in mode auto the level alone decides" if is_auto else "with O0 mindspore.train.Model does not read it at all"
     )
     either = "MindSpore 2.7 leaves boosting off unless metrics or an eval_network is given, too"
     return f'Pass boost_level="{level}" and the content of this file as boost_config_dict; {reason}. {either}.'

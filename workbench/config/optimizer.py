@@ -28,6 +28,18 @@ HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 """Which hyper-parameters each optimizer takes from this section: classes of ``torch.optim``, and four of our own."""
 
+_RATES = {  # where each one's learning rate is searched
+    "SGD": (0.003, 1.0),
+    "Adam": (3e-4, 0.03),
+    "AdamW": (3e-4, 0.03),
+    "RMSprop": (1e-4, 0.01),
+    "Adagrad": (0.003, 0.3),
+    "Muon": (0.005, 0.15),
+    "ScheduleFreeAdamW": (5e-4, 0.03),
+    "thor": (0.005, 0.5),
+    "adam_offload": (3e-4, 0.03),
+}
+
 
 def have_it(hyper_parameter: str) -> str:
     """Say which optimizers have a hyper-parameter."""
@@ -50,10 +62,10 @@ def optimizer_is(*names: str, why_not: str = "the optimizer is {name}") -> Condi
     return OPTIMIZER_STEPS & Condition(lambda config, _: reason(config.optimizer), words, frozenset({"optimizer.name"}))
 
 
-def _taken(hyper_parameter: str) -> Condition:
-    """Hold where the named optimizer has a hyper-parameter; without a name it may have."""
-    why_not = f"{{name}} has no such parameter; {have_it(hyper_parameter)}"
-    return optimizer_is(*_owners(hyper_parameter), why_not=why_not)
+def _hyper(name: str, title: str, **more: Any) -> Any:
+    """Declare a hyper-parameter, unset by default, which acts where the named optimizer has it; without a name it may."""
+    why_not = f"{{name}} has no such parameter; {have_it(name)}"
+    return described(None, title, when=optimizer_is(*_owners(name), why_not=why_not), **more)
 
 
 class OptimizerConfig(MethodSection, use_attribute_docstrings=True):
@@ -70,99 +82,68 @@ class OptimizerConfig(MethodSection, use_attribute_docstrings=True):
     hyper-parameters given here.
     """
 
-    lr: float | None = described(
-        None,
-        "Learning rate",
-        low=1e-4,
-        high=1.0,
-        log=True,
-        gt=0,
-        when=_taken("lr"),
-        step_time=False,
-        by_name={
-            "SGD": (0.003, 1.0),
-            "Adam": (3e-4, 0.03),
-            "AdamW": (3e-4, 0.03),
-            "RMSprop": (1e-4, 0.01),
-            "Adagrad": (0.003, 0.3),
-            "Muon": (0.005, 0.15),
-            "ScheduleFreeAdamW": (5e-4, 0.03),
-            "thor": (0.005, 0.5),
-            "adam_offload": (3e-4, 0.03),
-        },
+    lr: float | None = _hyper(
+        "lr", "Learning rate", low=1e-4, high=1.0, log=True, gt=0, step_time=False, by_name=_RATES
     )
     """Step size, of Muon that of hidden matrices; unset means the optimizer's own."""
 
-    aux_lr: float | None = described(
-        None, "Auxiliary learning rate", low=0.001, high=0.03, log=True, gt=0, when=_taken("aux_lr"), step_time=False
+    aux_lr: float | None = _hyper(
+        "aux_lr", "Auxiliary learning rate", low=0.001, high=0.03, log=True, gt=0, step_time=False
     )
     """For Muon: AdamW's rate for everything that is no hidden matrix; unset means 0.005."""
 
-    momentum: float | None = described(
-        None, "Momentum", low=0.5, high=0.99, ge=0, lt=1, when=_taken("momentum"), by_name={"Muon": (0.85, 0.98)}
+    momentum: float | None = _hyper(
+        "momentum", "Momentum", low=0.5, high=0.99, ge=0, lt=1, by_name={"Muon": (0.85, 0.98)}
     )
     """For SGD, RMSprop, Muon and thor; unset means the optimizer's own."""
 
-    weight_decay: float | None = described(
-        None,
+    weight_decay: float | None = _hyper(
+        "weight_decay",
         "Weight decay",
         low=1e-6,
         high=0.1,
         log=True,
         ge=0,
-        when=_taken("weight_decay"),
         step_time=False,
         by_name={"AdamW": (1e-4, 0.3), "Muon": (1e-4, 0.1), "ScheduleFreeAdamW": (1e-4, 0.3)},
     )
     """Decay coefficient; unset means the optimizer's own."""
 
-    nesterov: bool | None = described(None, "Nesterov", when=_taken("nesterov"))
+    nesterov: bool | None = _hyper("nesterov", "Nesterov")
     """Nesterov momentum, for SGD, Muon, thor and adam_offload; unset means the optimizer's own."""
 
-    ns_steps: int | None = described(None, "Newton-Schulz steps", low=2, high=5, ge=1, le=10, when=_taken("ns_steps"))
+    ns_steps: int | None = _hyper("ns_steps", "Newton-Schulz steps", low=2, high=5, ge=1, le=10)
     """For Muon: polynomials that make an update orthogonal; each takes time, unset means 3."""
 
-    warmup_steps: int | None = described(
-        None, "Warm-up", unit="updates", low=1, high=100, log=True, ge=0, when=_taken("warmup_steps")
-    )
+    warmup_steps: int | None = _hyper("warmup_steps", "Warm-up", unit="updates", low=1, high=100, log=True, ge=0)
     """For ScheduleFreeAdamW, which takes no schedule: updates in which its rate rises from 0; unset means none."""
 
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = described(
-        None, "Betas", when=_taken("betas"), step_time=False
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = _hyper(
+        "betas", "Betas", step_time=False
     )
     """Decay rates of Adam's first and second moments; unset means the optimizer's own."""
 
-    eps: float | None = described(
-        None, "Epsilon", low=1e-10, high=1e-4, log=True, gt=0, when=_taken("eps"), step_time=False
-    )
+    eps: float | None = _hyper("eps", "Epsilon", low=1e-10, high=1e-4, log=True, gt=0, step_time=False)
     """Added to the denominator; unset means the optimizer's own."""
 
-    damping: float | None = described(None, "Damping", low=1e-4, high=1.0, log=True, gt=0, when=_taken("damping"))
+    damping: float | None = _hyper("damping", "Damping", low=1e-4, high=1.0, log=True, gt=0)
     """For thor: added to the curvature, so that the smaller it is, the longer the steps; unset means 0.1."""
 
-    damping_decay: float | None = described(
-        None, "Damping decay", low=0.8, high=1.0, gt=0, le=1, when=_taken("damping_decay")
-    )
+    damping_decay: float | None = _hyper("damping_decay", "Damping decay", low=0.8, high=1.0, gt=0, le=1)
     """For thor: the damping is multiplied by this at every refresh; unset means 1, which keeps it."""
 
-    frequency: int | None = described(
-        None, "Refresh frequency", unit="steps", low=2, high=200, log=True, ge=2, when=_taken("frequency")
-    )
+    frequency: int | None = _hyper("frequency", "Refresh frequency", unit="steps", low=2, high=200, log=True, ge=2)
     """For thor: steps from one refresh of the curvature to the next; unset means 20."""
 
-    factor_decay: float | None = described(
-        None, "Factor decay", low=0.0, high=0.95, ge=0, lt=1, when=_taken("factor_decay")
-    )
+    factor_decay: float | None = _hyper("factor_decay", "Factor decay", low=0.0, high=0.95, ge=0, lt=1)
     """For thor: share of the past in running averages of the curvature; unset means the optimizer's own."""
 
-    trace_threshold: float | None = described(
-        None, "Trace threshold", low=0.001, high=0.5, log=True, ge=0, when=_taken("trace_threshold")
-    )
+    trace_threshold: float | None = _hyper("trace_threshold", "Trace threshold", low=0.001, high=0.5, log=True, ge=0)
     """For thor: a layer whose curvature's trace changed by this share or less keeps its inverses; unset refreshes
     always.
     """
 
-    kl_clip: float | None = described(None, "KL clip", low=1e-4, high=0.1, log=True, gt=0, when=_taken("kl_clip"))
+    kl_clip: float | None = _hyper("kl_clip", "KL clip", low=1e-4, high=0.1, log=True, gt=0)
     """For thor: bound on the squared length of a step, measured by the curvature; unset means the optimizer's own."""
 
     def hyper_parameters(self) -> dict[str, Any]:

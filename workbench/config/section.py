@@ -102,9 +102,7 @@ class Section(BaseModel, metaclass=_SentenceMeta):
             deep: Whether values that can change are copied, too.
         """
         copy = super().model_copy(deep=deep)
-        if not update:
-            return copy
-        return type(self)(**{**dict(copy), **update})
+        return type(self)(**{**dict(copy), **update}) if update else copy
 
 
 class MethodSection(Section):

@@ -97,11 +97,6 @@ class LossScaling:
         scale = self.scale
         return self._at_rest(scale)[0] if host_values.reads_without_waiting(scale) else scale.clone()
 
-    def _reciprocal(self) -> Tensor:
-        scale = self.scale
-        known = host_values.reads_without_waiting(scale)
-        return self._at_rest(scale)[1] if known else scale.reshape(()).reciprocal()
-
     def _at_rest(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return copies of a scale and of its reciprocal, shape ``()``, remade only when it has changed.
 
@@ -152,10 +147,12 @@ class LossScaling:
 
         It is float32, of shape ``()``, and 1 on entry when the device itself saw an overflow, else 0.
         """
-        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+        gradients, scale = [parameter.grad for parameter in parameters], self.scale
         # Beyond a scale of 2**126 the reciprocal is denormal. The reference's CPU kernels then count it as 0 for
         # tensors above a size that depends on the machine; here every gradient is kept.
-        unscale_and_check_(gradients, self._reciprocal(), found_inf)
+        known = host_values.reads_without_waiting(scale)
+        reciprocal = self._at_rest(scale)[1] if known else scale.reshape(()).reciprocal()
+        unscale_and_check_(gradients, reciprocal, found_inf)
 
     def set(self, scale: Tensor) -> None:
         """Overwrite the scale from a tensor with one element."""

@@ -35,8 +35,7 @@ def prepare_for_evaluation_(
         precision = boosted.precision
     else:
         if config.resolve(level, world_size=ranks.world_size()).in_effect():
-            message = "boosting has no effect without an optimizer; give Model an `optimizer` to train with it"
-            warn(message)
+            warn("boosting has no effect without an optimizer; give Model an `optimizer` to train with it")
         amp, on = config.amp, device.type
         precision = Precision(config.effective_amp_level(on), amp.dtype, on, amp.keep_batchnorm_fp32)
         cast_model_(network, precision)
@@ -121,9 +120,7 @@ class Evaluator:
         Return what the evaluation network did, or ``(loss, prediction, label)``; no loss where no metric asks for it.
         """
         outputs: Any
-        loss: Any = None
-        prediction: Any = None
-        label: Any = None
+        loss = prediction = label = None
         if self.eval_network is not None:
             outputs = widened(called_with(self.eval_network, batch))
             loss, prediction, label = self._chosen(outputs)

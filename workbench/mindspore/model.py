@@ -24,21 +24,11 @@ from workbench.core.batch import move_batch, n_batches_of, widened
 from workbench.core.devices import device_of
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.mindspore import model_arguments as arguments
 from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label
 from workbench.mindspore.callbacks import Callback, CallbackList, CallbackParameters, RunContext
 from workbench.mindspore.epochs import check_equal_lengths, epochs_of, resumed_training
 from workbench.mindspore.evaluation import Evaluator, prepare_for_evaluation_
-from workbench.mindspore.model_arguments import (
-    check_criterion,
-    check_dataset,
-    check_kind,
-    check_manager,
-    check_sink,
-    check_word,
-    due_epochs,
-    epoch_numbers,
-    settings_from,
-)
 from workbench.mindspore.resuming import ResumedTraining, folder_of
 from workbench.mindspore.train_step_cells import WithLossCell, scaling_of_manager
 from workbench.training.apply import apply
@@ -108,21 +98,21 @@ class Model:
         keep_batchnorm_fp32: bool | None = None,
         boost_config_dict: ConfigLike = None,
     ) -> None:
-        check_kind("network", network, nn.Module)
-        check_criterion(loss_fn)
-        check_kind("optimizer", optimizer, Optimizer, None)
-        check_kind("eval_network", eval_network, nn.Module, None)
-        check_word("amp_level", amp_level, ("O0", "O2", "O3", "auto"))
-        check_word("boost_level", boost_level, tuple(LEVELS))
-        check_manager(loss_scale_manager)
-        check_kind("keep_batchnorm_fp32", keep_batchnorm_fp32, bool, None)
-        check_kind("boost_config_dict", boost_config_dict, BoostConfig, Mapping, str, Path, None)
+        arguments.check_kind("network", network, nn.Module)
+        arguments.check_criterion(loss_fn)
+        arguments.check_kind("optimizer", optimizer, Optimizer, None)
+        arguments.check_kind("eval_network", eval_network, nn.Module, None)
+        arguments.check_word("amp_level", amp_level, ("O0", "O2", "O3", "auto"))
+        arguments.check_word("boost_level", boost_level, tuple(LEVELS))
+        arguments.check_manager(loss_scale_manager)
+        arguments.check_kind("keep_batchnorm_fp32", keep_batchnorm_fp32, bool, None)
+        arguments.check_kind("boost_config_dict", boost_config_dict, BoostConfig, Mapping, str, Path, None)
         self._network = network
         self._loss_fn = loss_fn
         self._device = device_of(network)
         self._evaluator = Evaluator(network, loss_fn, metrics, eval_network, eval_indexes)
         given = amp_level, boost_level, keep_batchnorm_fp32, loss_scale_manager
-        self._settings = settings = settings_from(boost_config_dict, *given)
+        self._settings = settings = arguments.settings_from(boost_config_dict, *given)
         self._boosted = self._new_boosted(settings, optimizer, boost_level, loss_scale_manager)
         self._precision = prepare_for_evaluation_(
             network, eval_network, self._boosted, settings, boost_level, self._device
@@ -230,14 +220,14 @@ class Model:
         Raises:
             ValueError: As ``train``, and without metrics when there is something to evaluate.
         """
-        due = due_epochs(valid_frequency)
-        check_sink(dataset_sink_mode, sink_size)
-        check_kind("valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
+        due = arguments.due_epochs(valid_frequency)
+        arguments.check_sink(dataset_sink_mode, sink_size)
+        arguments.check_kind("valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
         evaluate = None
         if valid_dataset is not None:
             self._evaluator.require_metrics("fit")
             evaluate = functools.partial(self._evaluate_between, valid_dataset, due)
-        epochs, kept = epoch_numbers(epoch, initial_epoch), folder_of(resume, checkpoint_every)
+        epochs, kept = arguments.epoch_numbers(epoch, initial_epoch), folder_of(resume, checkpoint_every)
         self._train(epochs, epoch, train_dataset, callbacks, evaluate, kept)
 
     def _train(
@@ -250,7 +240,7 @@ class Model:
         kept: CheckpointFolder | None = None,
     ) -> None:
         """Train one epoch after the other: the only loop over epochs there is."""
-        check_dataset("train_dataset", dataset)
+        arguments.check_dataset("train_dataset", dataset)
         boosted = self._boosted
         if boosted is None:
             raise ValueError("`optimizer` is None, and training needs one; give Model a torch optimizer")
@@ -376,8 +366,8 @@ class Model:
         Raises:
             ValueError: Without metrics, without a batch, or when a batch or the outputs do not fit the metrics.
         """
-        check_kind("dataset_sink_mode", dataset_sink_mode, bool)
-        check_dataset("valid_dataset", valid_dataset)
+        arguments.check_kind("dataset_sink_mode", dataset_sink_mode, bool)
+        arguments.check_dataset("valid_dataset", valid_dataset)
         self._evaluator.require_metrics("eval")
         with CallbackList(callbacks) as listeners:
             return self._evaluate(valid_dataset, RunContext(self._state("eval", listeners, valid_dataset, 1)))

@@ -94,11 +94,7 @@ def due_epochs(frequency: Any) -> Callable[[int], bool]:
 
 
 def settings_from(
-    config: ConfigLike,
-    amp_level: str,
-    boost_level: str,
-    keep_batchnorm_fp32: bool | None,
-    manager: Any,
+    config: ConfigLike, amp_level: str, boost_level: str, keep_batchnorm_fp32: bool | None, manager: Any
 ) -> BoostConfig:
     """Return the configuration with the other arguments of a Model put in, except those that are ``"O0"`` or None."""
     settings = read_config(config)

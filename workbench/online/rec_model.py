@@ -235,10 +235,8 @@ class RecModel(Model):
 
 def _fitted(rules: RecordRules | None, criterion: Any) -> RecordRules | None:
     """Return the rules with the labels that a criterion takes, where they do not say."""
-    binary = isinstance(criterion, (nn.BCELoss, nn.BCEWithLogitsLoss)) or criterion in (
-        F.binary_cross_entropy,
-        F.binary_cross_entropy_with_logits,
-    )
+    functions = F.binary_cross_entropy, F.binary_cross_entropy_with_logits
+    binary = isinstance(criterion, (nn.BCELoss, nn.BCEWithLogitsLoss)) or criterion in functions
     if rules is None or rules.label_range is not None or not binary:
         return rules
     return replace(rules, label_range=(0.0, 1.0))

@@ -111,9 +111,11 @@ def task_sources(task: Task) -> dict[str, str]:
     """
     if not task.spec:
         return _parts_of(task)
-    home = _file_of(task)
-    if home is None:
+    place = task.spec.rpartition(":")[0]
+    its_file = place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
+    if its_file is None:
         return {}
+    home = Path(its_file).resolve()
     foreign = re.compile(r"/(site|dist)-packages/|/workbench/|/lib/python3")
     named = {getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]}
     files = {_resolved(file) for file in named if file.endswith(".py")}
@@ -138,12 +140,6 @@ def _parts_of(task: Task) -> dict[str, str]:
 @functools.cache
 def _resolved(file: str) -> Path:
     return Path(file).resolve()  # the file of a module, one of thousands
-
-
-def _file_of(task: Task) -> Path | None:
-    place = task.spec.rpartition(":")[0]
-    file = place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
-    return None if file is None else Path(file).resolve()
 
 
 def _code_digest(path: Path) -> str:

@@ -50,14 +50,7 @@ class Boost(Callback):
         trainer.fit(module, datamodule)
     """
 
-    def __init__(
-        self,
-        config: ConfigLike,
-        *,
-        level: str = "O1",
-        seed: int = 0,
-        criterion: str | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigLike, *, level: str = "O1", seed: int = 0, criterion: str | None = None) -> None:
         self.config = read_config(config)
         self.level, self.seed, self.criterion = level, seed, criterion
         self.config.resolve(level)  # so that a level that is none shows here

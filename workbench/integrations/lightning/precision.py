@@ -75,10 +75,8 @@ class BoostPrecision(Precision):
         if not name and (boosted.model is not network or boosted.precision.level == "O3"):
             what = "amp.level O3" if boosted.model is network else "runtime.compile"
             raise ValueError(f"{what} needs one attribute of {type(module).__name__} that holds all its parameters")
-        for attribute, given, trained in (
-            (name, network, boosted.model),
-            (criterion_name, criterion, boosted.criterion),
-        ):
+        pairs = (name, network, boosted.model), (criterion_name, criterion, boosted.criterion)
+        for attribute, given, trained in pairs:
             if trained is not given:  # compiled, or with smoothed labels
                 self._trained_with[attribute] = trained
         if self._trainer.world_size > 1:

@@ -253,9 +253,7 @@ def _set_up(given: Callable[[], LightningModule], trainer: _NoTrainer, *, prepar
     return module
 
 
-def _configured(
-    fresh: Callable[[], LightningModule],
-) -> tuple[LightningModule, Optimizer, list[SimpleNamespace]]:
+def _configured(fresh: Callable[[], LightningModule]) -> tuple[LightningModule, Optimizer, list[SimpleNamespace]]:
     """Return a new module with its optimizer and schedulers."""
     module = fresh()
     made: Any = module.configure_optimizers()

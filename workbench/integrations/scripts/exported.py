@@ -17,12 +17,7 @@ from workbench.tasks import Task, TaskError, load_task
 
 
 def with_scripts(
-    result: StudyResult,
-    steps: int,
-    seed: int,
-    worth: Mapping[str, Mapping[str, str]],
-    *,
-    written: Sequence[str],
+    result: StudyResult, steps: int, seed: int, worth: Mapping[str, Mapping[str, str]], *, written: Sequence[str]
 ) -> StudyResult:
     """Return a study's answer with its exports in the words of every framework; of some, files are written, too.
 

@@ -55,11 +55,7 @@ _MINDSPORE = ("import mindspore as ms", "from mindspore import amp, nn", "from m
 FRAMEWORKS: Mapping[str, Framework] = {
     "torch": Framework("torch", torch_loop.carried, "torch_loop.py.j2", boosted="torch_apply.py.j2"),
     "transformers": Framework(
-        "Hugging Face's Trainer",
-        transformers.carried,
-        "transformers.py.j2",
-        imports=_TRANSFORMERS,
-        counts_updates=True,
+        "Hugging Face's Trainer", transformers.carried, "transformers.py.j2", imports=_TRANSFORMERS, counts_updates=True
     ),
     "lightning": Framework(
         "Lightning",
@@ -125,27 +121,24 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
         known = dict.fromkeys(set_up.worth[path] for path in paths if path in set_up.worth)
         return "; ".join(known) or _NOT_MEASURED
 
-    body = (
-        _templates()
-        .get_template(template)
-        .render(
-            world=world,
-            set_up=set_up,
-            plan=set_up.plan,
-            carried=answer,
-            own=own,
-            pieces=pieces,
-            passes=set_up.passes,
-            target_keys=TARGET_KEYS,
-            worths=worths,
-            micro_batches=ACCUMULATION[0],
-            config_file=f"boost_config.{set_up.target}.json",
-            chosen=choices(set_up.plan),
-            plain=torch_loop.carried(set_up.config, level=set_up.level).arguments,
-            carriers_of=lambda name: [path for path, names in answer.carriers.items() if name in names],
-            boosts=[path for path in answer.carriers if path.partition(".")[0] in BOOST_SECTIONS],
-            notes=mindspore_notes(set_up.config, set_up.plan) if not world.trains_torch else (),
-        )
+    page = _templates().get_template(template)
+    body = page.render(
+        world=world,
+        set_up=set_up,
+        plan=set_up.plan,
+        carried=answer,
+        own=own,
+        pieces=pieces,
+        passes=set_up.passes,
+        target_keys=TARGET_KEYS,
+        worths=worths,
+        micro_batches=ACCUMULATION[0],
+        config_file=f"boost_config.{set_up.target}.json",
+        chosen=choices(set_up.plan),
+        plain=torch_loop.carried(set_up.config, level=set_up.level).arguments,
+        carriers_of=lambda name: [path for path, names in answer.carriers.items() if name in names],
+        boosts=[path for path in answer.carriers if path.partition(".")[0] in BOOST_SECTIONS],
+        notes=mindspore_notes(set_up.config, set_up.plan) if not world.trains_torch else (),
     )
     return re.sub(r"\n{4,}", "\n\n\n", body)
 

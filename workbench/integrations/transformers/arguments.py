@@ -54,11 +54,7 @@ def carried(config: ConfigLike, *, level: str = "O1", total_steps: int | None = 
 
 
 def training_arguments(
-    config: ConfigLike,
-    *,
-    level: str = "O1",
-    today: TrainingArguments | None = None,
-    total_steps: int | None = None,
+    config: ConfigLike, *, level: str = "O1", today: TrainingArguments | None = None, total_steps: int | None = None
 ) -> dict[str, Any]:
     """Return the keyword arguments of ``TrainingArguments`` that carry a set-up.
 

@@ -119,7 +119,7 @@ class BoostedTrainer(Trainer):
         todays.gradient_accumulation_steps = 1
         *_, n_examples, _, batch_size, _, total_steps = super().set_initial_training_values(todays, passes.loader)
         self._passes = passes
-        self._apply(int(total_steps))
+        self._apply(passes, int(total_steps))
         assert self.boosted is not None
         updates = self.boosted.updates or 1
         per_epoch = passes.updates_per_epoch or updates
@@ -127,14 +127,12 @@ class BoostedTrainer(Trainer):
         epochs = math.ceil(updates / per_epoch)
         return epochs, per_epoch, n_examples, updates * per_update, per_update, per_epoch * passes.n_micro, updates
 
-    def _apply(self, total_steps: int) -> None:
+    def _apply(self, passes: Passes, total_steps: int) -> None:
         if self.boosted is not None and self.model_init is None:
             raise RuntimeError(
                 "train() was called before, and its set-up has come to its end; make a new BoostedTrainer, or give it "
                 "`model_init`"
             )
-        passes = self._passes
-        assert passes is not None
         for name in _MADE_BY_THE_SET_UP:
             vars(self).pop(name, None)
         theirs: Any = self.create_optimizer() or self.optimizer  # an override may set it only
@@ -259,9 +257,7 @@ class BoostedTrainer(Trainer):
         if self.boosted is None:
             return super().evaluation_loop(*args, **options)
         if ranks.world_size() > 1:
-            broadcast_from_first(
-                self.boosted.model.buffers()
-            )  # every rank evaluates its share with the same statistics
+            broadcast_from_first(self.boosted.model.buffers())  # every rank evaluates with the same statistics
         with self._evaluating(), self.boosted.autocast():
             return super().evaluation_loop(*args, **options)
 
