@@ -185,16 +185,23 @@ class Panel:
     def button(self, text: str, tooltip: str, act: Callable[[], Any], *, style: str = "") -> widgets.Button:
         """Return a button whose click calls a function, guarded.
 
-        ``tooltip`` says what a click does; ``style`` is ``"success"``, ``"primary"`` or ``"warning"``, empty is plain.
+        Args:
+            text: Its label.
+            tooltip: What a click does, in a few words.
+            act: Called without arguments.
+            style: ``"success"``, ``"primary"`` or ``"warning"``; empty is plain.
         """
         made = kit.Button(description=text, tooltip=tooltip, button_style=style, css="wb-auto")
         made.on_click(self.guarded(lambda _: act()))
         return made
 
     def on_change(self, entry: widgets.Widget, handler: Callable[[Any], Any], trait: str = "value") -> None:
-        """Have a function called, guarded, with the new value of a widget's trait when the user changes it.
+        """Have a function called, guarded, with a widget's new value when the user changes it.
 
-        What the panel itself sets in ``showing`` is no change by the user.
+        Args:
+            entry: The widget.
+            handler: Called with the new value; not for what the panel itself sets in ``showing``.
+            trait: Trait to look at.
         """
         guarded = self.guarded(handler)
 
