@@ -21,6 +21,7 @@ LONG = {
     "03_gradient_freezing",
     "05_thor_and_adam_offload",
     "06_automatic_search",
+    "07_online_recommender",
     "09_where_the_gain_comes_from",
 }
 
