@@ -36,6 +36,7 @@ def ours(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if ": ours /" in finding.what]
 
 
+@pytest.mark.long  # all questions of the developers' benchmarks
 @pytest.mark.parametrize("name", MEASURES)
 def test_it_measures_there(name: str, accelerator: torch.device) -> None:
     found = MEASURES[name](Request(1, device=accelerator))

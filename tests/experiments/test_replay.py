@@ -300,7 +300,7 @@ def half_task() -> Task:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recorded_init", [24, 6])
+@pytest.mark.parametrize("recorded_init", [24, pytest.param(6, marks=pytest.mark.long)])
 def test_reruns_overflow_as_often_as_replay_says(tmp_path: Path, recorded_init: int) -> None:
     def train(init: float, window: int) -> Run:
         config = {

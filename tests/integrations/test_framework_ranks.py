@@ -36,7 +36,7 @@ def test_accelerate_trains_as_its_own_ranks_do(tmp_path: Path) -> None:
     assert found == {name: same | {"passes": n} for name, n in passes.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_trainer_trains_as_one_rank_with_twice_the_batch(tmp_path: Path) -> None:
     found = on_two_ranks("transformers", tmp_path)
     losses = {name: of.pop("losses") for name, of in found.items()}

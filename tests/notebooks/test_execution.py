@@ -19,6 +19,7 @@ LONG = {
     "00_quickstart",
     "01_boost_levels",
     "03_gradient_freezing",
+    "04_dim_reduce",
     "05_thor_and_adam_offload",
     "06_automatic_search",
     "07_online_recommender",
