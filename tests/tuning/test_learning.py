@@ -105,18 +105,22 @@ def test_a_search_for_the_fastest_set_up_ends_where_no_training_is_needed(
         assert (worker.finished_here, worker.complete) == (0, True)
 
 
-@pytest.mark.parametrize("why_not", ["", "its losses differ"], ids=["faster", "not the same"])
+@pytest.mark.parametrize(
+    ("gain", "learned", "why_not"),
+    [(0.001, "nothing", ""), (0.001, "nothing", "its losses differ"), (0.018, "less than may be lost", "differs")],
+    ids=["faster", "not the same", "less than the drop"],
+)
 def test_where_a_training_cut_short_learns_nothing_a_faster_runtime_is_searched_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why_not: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gain: float, learned: str, why_not: str
 ) -> None:
     set_up = 'todays_steps = 2000\n[set_up.runtime]\n"amp.level" = ["O0", "O2"]'
     folder = set_up_search.write(tmp_path / "s", set_up=set_up)
-    runner = hardly_learning(folder, 0.001)  # and amp O2 takes 0.8 of the time
+    runner = hardly_learning(folder, gain)  # and amp O2 takes 0.8 of the time
     run = runner.run
     agreed = Agreement(why_not)
     monkeypatch.setattr(runner, "run", lambda job, *on: agreed if isinstance(job, AgreementJob) else run(job, *on))
     result = set_up_search.run(folder, runner)
-    assert "learns nothing in 200 of its 2000 batches" in result.doubt
+    assert f"learns {learned} in 200 of its 2000 batches" in result.doubt
     assert result.doubt.endswith("more minutes, so that its runs are longer, and start over (--minutes, --fresh).")
     assert "The search ended with what makes a step faster, since runs so short show no more." in result.messages
     assert not any("importance" in one for one in result.messages)

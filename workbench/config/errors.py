@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-# How an end of a range is told where there is no other, by its name in pydantic.
+# Words for a bound that stands alone, by pydantic's name for it.
 _ENDS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
 
 

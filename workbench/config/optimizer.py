@@ -63,7 +63,7 @@ def optimizer_is(*names: str, why_not: str = "the optimizer is {name}") -> Condi
 
 
 def _hyper(name: str, title: str, **more: Any) -> Any:
-    """Declare one, unset by default, which acts where the named optimizer has it; without a name it may."""
+    """Declare a hyper-parameter, unset by default; it acts where the named optimizer has it, or none is named."""
     why_not = f"{{name}} has no such parameter; {have_it(name)}"
     return described(None, title, when=optimizer_is(*_owners(name), why_not=why_not), **more)
 

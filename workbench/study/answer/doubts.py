@@ -41,16 +41,17 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
             f"In {budget} of today's {today} batches the task as given hardly learns: it {ends}. Nothing so short "
             "shows whether a whole training keeps its quality."
         )
-    if gain > luck and today is None:
+    if today is not None:  # cut by the search, which had too little time for today's training
+        little = "less than may be lost" if gain > luck else "nothing"
+        return (
+            f"The task as given learns {little} in {budget} of its {today} batches: it {ends}. Only what makes a step "
+            "faster is searched. For the rest, give the search more minutes, so that its runs are longer, and start "
+            "over (--minutes, --fresh)."
+        )
+    if gain > luck:
         return (
             f"The task as given learns less than may be lost: it {ends}; {metric.difference_text(drop)} may be lost. "
             "No training at all would do; allow a smaller drop (`--allowed-drop`, or in study.toml)."
-        )
-    if today is not None:  # cut by the search, which had too little time for today's training
-        return (
-            f"The task as given learns nothing in {budget} of its {today} batches: it {ends}. Only what makes a step "
-            "faster is searched. For the rest, give the search more minutes, so that its runs are longer, and start "
-            "over (--minutes, --fresh)."
         )
     return (
         f"The task as given learns nothing in {budget} batches: it {ends}. A faster way to that quality means "

@@ -386,7 +386,7 @@ class StudyStorage(BaseStorage):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _request(self, ask: Callable[[bool], _R]) -> _R:
-        """Make a request, retrying while the database is unavailable; ``ask`` is told whether this is a retry."""
+        """Make a request, retrying while the database is unavailable; ``ask`` receives True on a retry."""
         again = False
 
         def once() -> _R:
