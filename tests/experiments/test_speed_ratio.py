@@ -183,7 +183,7 @@ def test_accumulation_is_timed_by_whole_windows_per_micro_batch(clock: FakeClock
     config = BoostConfig().with_values({**accumulating, "grad_accumulation.grad_accumulation_step": 4})
     measured = measure(timed_task(clock, cost), config, config, rounds=1, steps_per_block=6)
     assert measured.candidate_ms == pytest.approx(2000.0)
-    assert micro_batches == 2 * 2 * 8  # two sides, warm-up and one round, six steps rounded up to two windows
+    assert micro_batches == 2 * 3 * 8  # two sides, warm-up of two blocks and one round; six steps are two windows
 
 
 def test_sides_take_turns_to_be_first(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_sides_take_turns_to_be_first(clock: FakeClock, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Boosted, "step", noted)
     measure(timed_task(clock, lambda _: 1.0), PLAIN, PLAIN, rounds=4, steps_per_block=1)
-    assert order == [0, 1] + [0, 1, 1, 0] * 2  # warm-up, then A B, B A, A B, B A
+    assert order == [0] * 3 + [1] * 3 + [0, 1, 1, 0] * 2  # warm-up, then A B, B A, A B, B A
 
 
 def test_a_machine_that_slows_down_does_not_change_the_ratio(clock: FakeClock) -> None:

@@ -233,8 +233,7 @@ class TrainPanel(WorkPanel):
             setup,
             device=select_device(options["device"]),
             seed=options["seed"],
-            rounds=4,
-            steps_per_block=4,
+            rounds=16,
             precision=0.1,
             stop=control.stop_requested,
         )

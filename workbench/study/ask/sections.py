@@ -117,12 +117,12 @@ class SpeedSection(Part):
     """``[speed]``: how a trial's step time is compared with O0's."""
 
     rounds: int = described(
-        8,
+        24,
         "Speed rounds",
         "Interleaved rounds in which a trial is timed against O0; up to four times as many on a noisy machine.",
         ge=2,
     )
-    steps_per_block: int = described(6, "Steps per block", "Steps of one block of such a round.", ge=1)
+    steps_per_block: int = described(1, "Steps per block", "Steps of one block of such a round, at least.", ge=1)
 
 
 class LossScaleReplaySection(Part):

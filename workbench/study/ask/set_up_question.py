@@ -96,7 +96,7 @@ def ask(
         "allowed_drop": {} if allowed_drop is None else {"o1": allowed_drop},
         **asked,
         "pruner": {"name": "none"},
-        "speed": {"rounds": 4, "steps_per_block": 3},
+        "speed": {"rounds": 12},
         "confirm": {**_seeds(run_seconds, places * minutes), "candidates": _CANDIDATES, "time_share": _CONFIRM_SHARE},
     }
     how = f"Which set-up trains {spec} fastest"

@@ -25,7 +25,7 @@ from workbench.study.run.runner import Experimenter
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
 
 _KEY = "step_time:"
-_PRECISION = 0.15  # a search compares plans that differ by more; what is confirmed is timed by whole runs
+_PRECISION = 0.1  # a search compares plans that differ by more; what is confirmed is timed by whole runs
 
 
 @dataclass
