@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import scipy.linalg  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from workbench.study.ask.space_table import read_space
 from workbench.study.set_up.quality import QualityModel, Tried, noise_of, point_of
@@ -158,3 +160,24 @@ def test_a_plan_that_is_known_well_and_a_little_too_bold_is_not_worth_another_tr
     assert convinces[0] < 0.5 * sure[0], "sixty runs have said what there is to say"
     assert convinces[1] > convinces[0]
     assert np.all((convinces >= 0.0) & (convinces <= 1.0))
+
+
+def test_small_systems_are_solved_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[set[int]] = []
+
+    def noted(name: str) -> Any:
+        solve = getattr(scipy.linalg, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            counts.append({library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"})
+            return solve(*args, **options)
+
+        return call
+
+    for name in ("cholesky", "solve_triangular"):  # of a fit, and of a prediction
+        monkeypatch.setattr(scipy.linalg, name, noted(name))
+    with threadpool_limits(2, user_api="blas"):
+        tried = [Tried(plan, (truth(plan),)) for plan in plans(np.random.default_rng(0), 3)]
+        QualityModel(DIMENSIONS, tried, ALLOWED, NOISE).probability(plans(np.random.default_rng(1), 5))
+    assert len(counts) > 2
+    assert set().union(*counts) == {1}

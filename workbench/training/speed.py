@@ -3,10 +3,10 @@
 Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
 does to the other. Many short blocks share more of that than few long ones: on two busy cores 48 blocks of one step
 scatter by 2 %, 8 of six by 4 %. Each kind of step (groups frozen, end of a window) is visited in every block and
-weighted by how often the schedule uses it. What an optimizer does only now and then (THOR's refresh) is done once per block and
-spread over a cycle. On an accelerator several windows of a kind go between two synchronisations: one alone begins with
-an empty queue, unlike any run. The ratio is the median over rounds, with an interval from a bootstrap. Several ranks
-train every block together, by rank 0's clock.
+weighted by how often the schedule uses it. What an optimizer does only now and then (THOR's refresh) is done once per
+block and spread over a cycle. On an accelerator several windows of a kind go between two synchronisations: one alone
+begins with an empty queue, unlike any run. The ratio is the median over rounds, with an interval from a bootstrap.
+Several ranks train every block together, by rank 0's clock.
 """
 
 from __future__ import annotations

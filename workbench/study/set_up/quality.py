@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from workbench.study.ask.search_space import Dimension
-from workbench.study.set_up.gaussian_process import Process, Seen, likeliest
+from workbench.study.set_up.gaussian_process import Process, Seen, likeliest, on_one_thread
 
 _LENGTH = "schedule.length"
 _LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range
@@ -105,7 +105,8 @@ class QualityModel:
         self._mean = self._limit + 0.5  # what is unknown probably falls short
         self._processes: list[tuple[Process, float]] = []  # with their weights
         if tried:
-            self._fit(tried, max(noise, 1e-3 * self._scale))
+            with on_one_thread():
+                self._fit(tried, max(noise, 1e-3 * self._scale))
 
     def probability(self, plans: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return for each plan, given by its parameters, the probability that its mean deficit is within the drop."""
@@ -135,8 +136,9 @@ class QualityModel:
             return np.full(len(plans), float(ndtr(self._limit - self._mean)))
         points = np.array([point_of(self._dimensions, values) for values in plans])
         found = np.zeros(len(plans))
-        for process, weight in self._processes:
-            mean, spread = process.predict(points)
+        with on_one_thread():
+            predicted = [process.predict(points) for process, _ in self._processes]
+        for (mean, spread), (_, weight) in zip(predicted, self._processes, strict=True):
             found += weight * ndtr(scores(self._limit - mean - self._mean, spread))
         return found
 
