@@ -165,6 +165,26 @@ def test_a_metric_of_the_user_s_computes_in_32_bits_whatever_the_model_does() ->
     assert found == pytest.approx(outputs.float().square().sum(1).mean().item(), rel=1e-6)
 
 
+def test_a_function_is_given_all_outputs_and_targets_of_an_evaluation_at_once(classes: tuple[Tensor, Tensor]) -> None:
+    def median_score(outputs: Tensor, targets: Tensor) -> Tensor:  # no mean over batches
+        assert outputs.dtype == torch.float32
+        return outputs.gather(1, targets[:, None]).median()
+
+    outputs, targets = classes[0].to(torch.bfloat16), classes[1]
+    rule = metric_rule(median_score, "maximize", CE)
+    assert (rule.name, rule.higher_is_better) == ("median_score", True)
+    for _ in range(2):  # evaluations share nothing
+        accumulator = rule.create()
+        for part, y in zip(outputs.split((7, 1, 12)), targets.split((7, 1, 12)), strict=True):
+            accumulator.update(part, (part, y))
+        assert accumulator.compute() == float(median_score(outputs.float(), targets))
+    with pytest.raises(MetricError, match="'median_score' has seen no batch"):
+        rule.create().compute()
+    with pytest.raises(MetricError, match="needs tensors of outputs and targets, got list and Tensor"):
+        rule.create().update([outputs], (outputs, targets))
+    assert metric_rule(nn.L1Loss(), "minimize", CE).name == "L1Loss"
+
+
 def test_of_several_numbers_the_first_is_the_metric() -> None:
     class MeanPrecision(MeanMetric):
         higher_is_better = True
@@ -200,9 +220,10 @@ def test_outputs_may_be_an_object_with_logits(classes: tuple[Tensor, Tensor]) ->
         (BinaryF1Score, None, r"got the class BinaryF1Score; write BinaryF1Score\("),
         (MeanMetric(), None, "does not say which direction is better"),
         (len, None, "such as torchmetrics', got builtin_function_or_method"),
+        (F.l1_loss, None, "l1_loss does not say which direction is better; give direction='maximize' or"),
         ("accuracy", "up", "`direction` must be 'maximize' or 'minimize', got 'up'"),
     ],
-    ids=["misspelt", "needs arguments", "class", "no direction", "function", "bad direction"],
+    ids=["misspelt", "needs arguments", "class", "no direction", "unfit function", "function", "bad direction"],
 )
 def test_a_metric_that_cannot_work_is_refused(metric: Any, direction: Any, words: str) -> None:
     with pytest.raises(MetricError, match=words):

@@ -289,6 +289,36 @@ def test_a_script_calls_model_and_loss_with_what_a_batch_holds_as_the_task_does(
     assert run_here(tmp_path / script.name) == pytest.approx(trained_here(task, config, 20), rel=1e-6)
 
 
+OWN_METRICS = """
+
+def distance(outputs, targets):
+    return (outputs - targets).abs().max()
+
+
+class Distances:
+    def reset(self):
+        self.largest = {}
+
+    def update(self, outputs, targets):
+        found = float((outputs - targets).abs().max())
+        self.largest = {"largest": max(found, self.largest.get("largest", 0.0)), "last": found}
+
+    def compute(self):
+        return self.largest
+
+
+task = replace(longer, steps=24, metric=METRIC, direction="minimize")
+"""
+
+
+@pytest.mark.parametrize("metric", ["distance", "Distances()"])
+def test_a_script_computes_a_metric_of_one_s_own_as_the_task_does(tmp_path: Path, metric: str) -> None:
+    text = PARTICULAR.replace("OPTIMIZER", _WHOLE) + OWN_METRICS.replace("METRIC", metric)
+    task, config = own_task(tmp_path, text), BoostConfig.from_dict(PLAIN)
+    script = written(tmp_path, task, config, 24)
+    assert run_here(tmp_path / script.name) == pytest.approx(trained_here(task, config, 24), rel=1e-6)
+
+
 _AVERAGED = {"regularization": {"weight_average": "ema", "decay": 0.9}}
 _ADAMW = {"optimizer": {"name": "AdamW", "lr": 0.02}}
 _WHOLE = "torch.optim.SGD(named.values(), lr=0.02, momentum=0.9, fused=True)"

@@ -114,8 +114,12 @@ class SharpnessAware(torch.optim.SGD):
         ({"optimizer": lambda named: torch.optim.LBFGS([one for _, one in named])}, "LBFGS computes the loss several"),
         ({"optimizer": SharpnessAware}, "SharpnessAware computes the loss several"),
         ({"scheduler": lambda optimizer, steps: None}, r"must return an object with step\(\), got NoneType"),
+        (
+            {"scheduler": lambda optimizer: None},
+            "with the optimizer and the number of updates, and stepped after every",
+        ),
     ],
-    ids=["model", "lazy model", "optimizer", "two optimizers", "LBFGS", "closure", "scheduler"],
+    ids=["model", "lazy model", "optimizer", "two optimizers", "LBFGS", "closure", "scheduler", "one argument"],
 )
 def test_a_function_that_returns_the_wrong_thing_is_named(changes: dict[str, Any], words: str) -> None:
     task = small_task(**changes)

@@ -1,4 +1,4 @@
-"""Metrics: a name or a torchmetrics object, accumulated over the evaluation batches, with its direction.
+"""Metrics: a name, a torchmetrics object or a function, over the evaluation batches, with its direction.
 
 ``accuracy``, ``loss`` and ``bits_per_byte`` are summed here, on the device and without waiting for it, because every
 study needs one of them and torchmetrics takes a second to import. Everything else is torchmetrics' own arithmetic,
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core.batch import TARGET_KEYS, batch_size_of, fields_of, tensors_of, widened
+from workbench.core.signatures import why_not_called
 
 Direction = Literal["maximize", "minimize"]
 OutputKind = Literal["logits", "probabilities", "log_probabilities"]
@@ -47,6 +48,7 @@ class MetricError(ValueError):
     """A metric is unknown, or does not fit what it is given; the message names it, the rule and what it got."""
 
 
+_METHODS = ("update", "compute", "reset")
 _ALIASES = {"acc": "accuracy", "auc": "auroc", "bpb": "bits_per_byte", "f1_score": "f1"}
 
 
@@ -66,7 +68,7 @@ class MetricAccumulator(Protocol):
 
 @dataclass(frozen=True)
 class MetricRule:
-    """A task's metric, checked: canonical name or class of a torchmetrics object, direction, and how to reset it."""
+    """A task's metric, checked: canonical name, or that of a class or a function, direction, and how to begin it."""
 
     name: str
     higher_is_better: bool
@@ -76,8 +78,9 @@ class MetricRule:
 def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRule:
     """Return the rule behind a task's ``metric`` and ``direction``, None where the metric itself knows it.
 
-    A metric is one of ``METRIC_NAMES``, the name of a torchmetrics class that needs no argument, or an object with
-    ``update(outputs, targets)``, ``compute()`` and ``reset()``. The task's loss shows whether outputs are logits.
+    A metric is one of ``METRIC_NAMES``, the name of a torchmetrics class that needs no argument, an object with
+    ``update(outputs, targets)``, ``compute()`` and ``reset()``, or a function of all outputs and targets of an
+    evaluation. The task's loss shows whether outputs are logits.
     """
     if direction not in (None, "maximize", "minimize"):
         raise MetricError(f"`direction` must be 'maximize' or 'minimize', got {direction!r}")
@@ -114,14 +117,23 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
         raise MetricError(
             f"`metric` must be a name or an object, got the class {metric.__name__}; write {metric.__name__}(...)"
         )
-    if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")):
-        raise MetricError(
-            f"`metric` must be a name ({', '.join(METRIC_NAMES)}) or an object with update(outputs, targets), "
-            f"compute() and reset(), such as torchmetrics', got {type(metric).__name__}"
-        )
     higher = getattr(metric, "higher_is_better", None)
     known = higher if isinstance(higher, bool) else None
-    return type(metric).__name__, known, functools.partial(_GivenMetric, metric)
+    if all(callable(getattr(metric, method, None)) for method in _METHODS):
+        return type(metric).__name__, known, functools.partial(_GivenMetric, metric)
+    if is_function(metric):
+        name = getattr(metric, "__name__", type(metric).__name__)
+        return name, known, lambda: _GivenMetric(_OfAllOutputs(metric, name))
+    raise MetricError(
+        f"`metric` must be a name ({', '.join(METRIC_NAMES)}), a function of all outputs and targets, or an object "
+        f"with update(outputs, targets), compute() and reset(), such as torchmetrics', got {type(metric).__name__}"
+    )
+
+
+def is_function(metric: Any) -> bool:
+    """Return whether a metric is a function of all outputs and targets, and no object that is given each batch."""
+    has_methods = any(hasattr(metric, method) for method in _METHODS)
+    return callable(metric) and not has_methods and not why_not_called(metric, None, None)
 
 
 def output_kind(loss: Any) -> OutputKind:
@@ -258,6 +270,32 @@ class _GivenMetric(MetricAccumulator):
 
     def compute(self) -> float:
         return _as_number(self._metric.compute(), type(self._metric).__name__)
+
+
+class _OfAllOutputs:
+    """A function of all outputs and targets of an evaluation, as an object that is given them batch by batch."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Any], name: str) -> None:
+        self._function, self._name = function, name
+        self.reset()
+
+    def reset(self) -> None:
+        self._seen: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+            kinds = f"{type(outputs).__name__} and {type(targets).__name__}"
+            raise MetricError(
+                f"metric {self._name!r} is a function, which needs tensors of outputs and targets, got {kinds}; "
+                "give an object with update(outputs, targets), compute() and reset()"
+            )
+        self._seen.append((outputs, targets))
+
+    def compute(self) -> Any:
+        if not self._seen:
+            raise _unseen(self._name)
+        outputs, targets = zip(*self._seen, strict=True)
+        return self._function(torch.cat(outputs), torch.cat(targets))
 
 
 class _NamedTorchmetric(MetricAccumulator):

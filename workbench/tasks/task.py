@@ -53,7 +53,8 @@ class Task:
             an epoch, that returns an iterable. A re-iterable shuffles itself.
         evaluate: Evaluation batches: a re-iterable or a function of a seed. With functions of the same seed,
             ``train(seed)`` and ``evaluate(seed)`` may be the two sides of one split.
-        metric: Name (``workbench.core.metrics.METRIC_NAMES`` or a torchmetrics class) or torchmetrics object.
+        metric: Name (``workbench.core.metrics.METRIC_NAMES`` or a torchmetrics class), torchmetrics object, or a
+            function of all outputs and all targets of an evaluation that returns a number.
         scheduler: Optional function of the optimizer and the total number of steps that returns a scheduler.
         direction: ``"maximize"`` or ``"minimize"``; None where the metric knows.
         data_hash: Version of the data; empty means that ``data_digest()`` derives one from the first batches.
@@ -183,6 +184,12 @@ class Task:
         """
         if self.scheduler is None:
             return None
+        if why_not := why_not_called(self.scheduler, optimizer, total_steps):
+            raise TaskError(
+                f"task {self.name!r}: `scheduler` is called with the optimizer and the number of updates, and stepped "
+                "after every update, such as lambda optimizer, updates: StepLR(optimizer, updates // 3, 0.1); "
+                f"it cannot be called so: {why_not}"
+            )
         scheduler = self.scheduler(optimizer, total_steps)
         kind = type(scheduler).__name__
         if not callable(step := getattr(scheduler, "step", None)):

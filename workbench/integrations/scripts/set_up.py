@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.config import BoostConfig, Plan
-from workbench.core.metrics import output_kind, says_its_kind
+from workbench.core.metrics import is_function, output_kind, says_its_kind
 from workbench.core.own_generators import kept_generators
 from workbench.core.torch_internals import step_hooks
 from workbench.methods.in_effect import MethodsInEffect
@@ -20,7 +20,7 @@ from workbench.tasks.loading import BUILT_IN
 
 HOOKS = "step hooks"
 Source = Literal["stream", "again", "each epoch", "each epoch by number"]
-Metric = Literal["accuracy", "loss", "bits_per_byte", "object"]
+Metric = Literal["accuracy", "loss", "bits_per_byte", "object", "function"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ def pieces_of(task: Task | None) -> Pieces:
         return Pieces()
     reason = why_no_smoothing(task.loss)
     named: dict[str, Metric] = {"accuracy": "accuracy", "loss": "loss", "bits_per_byte": "bits_per_byte"}
-    kind: Metric = "object" if not isinstance(task.metric, str) else named.get(task.metric_name, "loss")
+    kind = named.get(task.metric_name, "loss")
+    if not isinstance(task.metric, str):
+        kind = "function" if is_function(task.metric) else "object"
     return Pieces(
         train=_source(task),
         train_takes_seed=takes_seed(task.train),
