@@ -19,7 +19,7 @@ from tests.kit import tiny_questions
 from tests.kit.tiny_questions import NET
 from workbench.bench import Finding, Request
 from workbench.bench.questions import captured_step, host_waits, large_levels, nets, offload
-from workbench.loss_scale import host_values
+from workbench.core import host_values
 from workbench.tasks import load_task
 
 pytestmark = [

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.kit.twins import assert_close
+from workbench.core import host_values
 from workbench.loss_scale import step_if_finite, unscale_and_check_
 from workbench.optim.row_wise import RowWiseAdagrad, RowWiseAdam, _merge_without_waiting, merge_rows
 
@@ -178,7 +179,7 @@ def test_merged_rows_are_those_of_coalesce_on_any_device(rows: list[int]) -> Non
 @pytest.mark.parametrize("flag", [0.0, 1.0])
 def test_a_device_that_is_not_waited_for_skips_too(kind: Any, flag: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of accelerators, taken on the CPU: the flag is used in the arithmetic and the host never reads it."""
-    monkeypatch.setattr("workbench.optim.row_wise._reads_without_waiting", lambda tensor: False)
+    monkeypatch.setattr(host_values, "reads_without_waiting", lambda *tensors: False)
     model, twin = Scored(torch.float32), Scored(torch.float32)
     for net in (model, twin):
         net.table.weight.fresh_rows = torch.arange(N_ROWS) == 2  # type: ignore[attr-defined]

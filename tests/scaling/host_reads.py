@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.loss_scale import host_values
+from workbench.core import host_values
 
 __all__ = ["forbid_host_reads"]
 

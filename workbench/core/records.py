@@ -130,6 +130,11 @@ class TrialRecord:
     note: str = ""  # what a person has written about it
 
     @property
+    def label(self) -> str:
+        """Name of the trial in figures: O0 is the baseline's."""
+        return "O0" if self.number == 0 else f"trial {self.number}"
+
+    @property
     def speed(self) -> tuple[float, float, float]:
         """Steps per second relative to O0's, and the ends of the 95 % interval; NaN where no time is known."""
         times = (self.relative_step_time, self.relative_high, self.relative_low)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from workbench.core import host_values
 from workbench.core.arguments import checked_number, checked_switch
-from workbench.loss_scale import host_values
 from workbench.loss_scale.rule import (
     GrowthCeiling,
     ScaleState,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from workbench.core import host_values
 from workbench.core.sparse_tables import values_of
 from workbench.core.torch_internals import flatten_tensors
-from workbench.loss_scale import host_values
 
 #: Bins of an exponent histogram: biased float32 exponents 0..255, then one bin for exact zeros. Bin b < 255 holds
 #: 2**(b - 127) <= abs(g) < 2**(b - 126), bin 0 the float32 denormals, bin 255 inf and NaN.

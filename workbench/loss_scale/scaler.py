@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import BoostConfig
+from workbench.core import host_values
 from workbench.core.torch_internals import version_of
-from workbench.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell, host_values, unscale_and_check_
+from workbench.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell, unscale_and_check_
 
 
 class LossScaling:

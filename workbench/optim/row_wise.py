@@ -37,6 +37,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from workbench.core import host_values
 from workbench.core.arguments import checked_number
 from workbench.core.step_optimizer import StepOptimizer, exact_flag
 from workbench.optim.plain_adamw import adamw_
@@ -51,7 +52,7 @@ def merge_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
     rows, values = gradient._indices()[0], gradient._values()
     if gradient.is_coalesced():
         return rows, values
-    if _reads_without_waiting(rows):
+    if host_values.reads_without_waiting(rows):
         found, position = torch.unique(rows, return_inverse=True)
         return found, values.new_zeros(len(found), *values.shape[1:]).index_add_(0, position, values)
     return _merge_without_waiting(rows, values)
@@ -99,7 +100,7 @@ class _RowWiseOptimizer(StepOptimizer):
 
     def _step(self) -> None:
         skip = self.found_inf
-        if skip is not None and _reads_without_waiting(skip):
+        if skip is not None and host_values.reads_without_waiting(skip):
             if skip.item() != 0:
                 return
             skip = None
@@ -267,12 +268,7 @@ def _new_owners(fresh: Tensor | None, rows: Tensor) -> Tensor | None:
     if fresh is None:
         return None
     begun = fresh.index_select(0, rows)
-    return begun if not _reads_without_waiting(begun) or bool(begun.any()) else None
-
-
-def _reads_without_waiting(tensor: Tensor) -> bool:
-    """Return whether the host may look at a value without waiting for a device."""
-    return tensor.device.type == "cpu"
+    return begun if not host_values.reads_without_waiting(begun) or bool(begun.any()) else None
 
 
 def _decayed(weights: Tensor, group: dict[str, Any]) -> Tensor:

@@ -22,7 +22,6 @@ def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_targ
     """Read a trial's curves from the study's folder; without its run directory there are only the evaluations."""
     from workbench.runs import read_run
 
-    label = "O0" if trial.number == 0 else f"trial {trial.number}"
     time = trial.relative_step_time if math.isfinite(trial.relative_step_time) else 1.0
     steps: Any = []
     if trial.run_path and (directory / trial.run_path).exists():  # unless the folder was tidied up
@@ -33,7 +32,7 @@ def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_targ
         own, whole = int(steps["step"].iloc[-1]) + 1, evaluations[-1][0]
         time *= whole / own
         evaluations = tuple((round(step * own / whole), metric) for step, metric in evaluations)
-    return RunCurve(label, steps, evaluations, time)
+    return RunCurve(trial.label, steps, evaluations, time)
 
 
 def answer_html(study: StudyResult) -> str:

@@ -193,6 +193,5 @@ def _learning_curves(answer: StudyResult) -> list[RunCurve]:
     for trial in [t for t in done if t.number == 0] + (exported + others)[:_MOST_CURVES]:
         ratio = trial.relative_step_time if trial.relative_step_time > 0 else 1.0
         evaluations = [(step + round(trial.warm_up_steps / ratio), metric) for step, metric in trial.curve]
-        label = "O0" if trial.number == 0 else f"trial {trial.number}"
-        curves.append(RunCurve(label=label, steps=[], evaluations=evaluations, relative_step_time=ratio))
+        curves.append(RunCurve(label=trial.label, steps=[], evaluations=evaluations, relative_step_time=ratio))
     return curves

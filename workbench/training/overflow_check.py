@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workbench.core import devices
+from workbench.core import devices, host_values
 from workbench.core.step_optimizer import StepOptimizer
-from workbench.loss_scale import host_values
 from workbench.loss_scale.scaler import LossScaling
 
 

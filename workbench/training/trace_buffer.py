@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.core import devices
+from workbench.core import devices, host_values
 from workbench.core.records import Event, ExponentCounts, StepRecord
 from workbench.core.wrapped_model import unwrapped
-from workbench.loss_scale import host_values
 from workbench.training.boosted import Boosted
 from workbench.training.gradient_watch import ExponentHistograms, GradientWatch, SeenGradients, read_histograms
 from workbench.training.outcome import StepOutcome

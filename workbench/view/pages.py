@@ -187,10 +187,9 @@ class _StudyPage(_Maker):
         folder = self._pages._below_root(str((self._folder / trial.run_path).absolute()))
         if folder is None:
             return None
-        name = "O0" if trial.number == 0 else f"trial {trial.number}"
         more = trial.summary if trial.number else ""
         chosen = trial.number in {0, reference_of(answer)}
-        return self._pages.choice(folder, name, more, f"{quote(trial.run_path)}/", chosen=chosen)
+        return self._pages.choice(folder, trial.label, more, f"{quote(trial.run_path)}/", chosen=chosen)
 
     def _state(self, answer: StudyResult) -> tuple[str, bool]:
         running = answer.counts.others.get("running", 0)
