@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,36 @@ def test_accumulation_is_timed_by_whole_windows_per_micro_batch(clock: FakeClock
     measured = measure(timed_task(clock, cost), config, config, rounds=1, steps_per_block=6)
     assert measured.candidate_ms == pytest.approx(2000.0)
     assert micro_batches == 2 * 3 * 8  # two sides, warm-up of two blocks and one round; six steps are two windows
+
+
+@pytest.mark.parametrize(
+    ("after_a_step", "in_a_row", "expected"),
+    [(3.0, 1.0, 5.0), (0.0, 9.0, 9.0)],
+    ids=["the caches are a step's", "workers that cannot keep up"],
+)
+def test_a_batch_that_counts_is_loaded_after_a_step_as_in_a_run(
+    clock: FakeClock, after_a_step: float, in_a_row: float, expected: float
+) -> None:
+    loads_since = 0
+
+    def step(_: int) -> float:
+        nonlocal loads_since
+        loads_since = 0
+        return 2.0
+
+    task = timed_task(clock, step)
+
+    def train(seed: int) -> Iterator[Any]:
+        nonlocal loads_since
+        assert callable(task.train)
+        for batch in task.train(seed):
+            clock.now += in_a_row if loads_since else after_a_step
+            loads_since += 1
+            yield batch
+
+    measured = measure(replace(task, train=train), PLAIN, PLAIN, steps_per_block=1, loading=True)
+    assert (measured.ratio, measured.baseline_ms) == (1.0, 1e3 * expected)
+    assert measure(task, PLAIN, PLAIN).baseline_ms == 2e3, "unless it does not count"
 
 
 def test_sides_take_turns_to_be_first(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,13 +220,10 @@ class TimedSide:
         prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_COURSE)
         self.boosted, self.task = prepared.boosted, prepared.task
         self._compiles = prepared.plan.config.part(RuntimeSection).compile != "off"
-        self.batches = []
-        stream, loads = prepared.batches(seed), []
-        for _ in range(_DISTINCT_BATCHES):
-            began = self.clock()
-            self.batches.append(next(stream))
-            loads.append(self.clock() - began)
-        self.loading = float(np.median(loads)) if loading else 0.0  # the first opens the data
+        self._loading, self._stream = loading, prepared.batches(seed)
+        self.batches: list[Any] = [None] * _DISTINCT_BATCHES
+        loads = [self._load(place) for place in range(_DISTINCT_BATCHES)]
+        self._soonest = float(np.median(loads))  # that batches follow each other; the first opens the data
         self.position = 0
         self.warm_up_seconds, self.warm_up_passes = 0.0, 0
         self.repeats = 1  # windows between two synchronisations
@@ -271,6 +268,7 @@ class TimedSide:
     def block(self) -> float:
         """Train one block and return the schedule's mean step time, seconds per micro-batch."""
         by_group: dict[int, list[float]] = {group: [] for group in self.groups}
+        load = self._load(self.position % _DISTINCT_BATCHES) if self._loading else 0.0
         passes = max(1, -(-self.at_least // (len(self.groups) * self.boosted.window.n_steps * self.repeats)))
         expensive = 0.0
         with self.boosted.methods.running():
@@ -286,7 +284,19 @@ class TimedSide:
                 beyond = (self._windows(self.groups[0]) - float(measured[0])) * self.repeats
                 expensive = beyond / self.cyclic.frequency
         cost = np.interp(list(self.frequency), self.groups, measured)
-        return float(np.dot(cost, list(self.frequency.values()))) + expensive + self.loading
+        step = float(np.dot(cost, list(self.frequency.values()))) + expensive
+        # Workers load while the other side trains, too: of what they cannot keep up with, a run shows more.
+        return max(step + load, self._soonest) if self._loading else step
+
+    def _load(self, place: int) -> float:
+        """Load a batch, to be trained on next, and return how long that took, in seconds.
+
+        As in a run, it comes after a step, which has had the processor's caches: of small batches, read one after the
+        other, each takes a third to a sixth of that.
+        """
+        began = self.clock()
+        self.batches[place] = next(self._stream)
+        return self.clock() - began
 
     def _windows(self, group: int) -> float:
         """Train the windows between two synchronisations with a freezing group; return seconds per micro-batch."""
@@ -304,7 +314,7 @@ class TimedSide:
             for step in range(n_steps):
                 if step and self.before_window is not None and self.device.type == "cpu":
                     self.before_window()  # a micro-batch may take seconds; asking takes a microsecond
-                self._train(self.batches[self.position % len(self.batches)], group, ends=step + 1 == n_steps)
+                self._train(self.batches[self.position % _DISTINCT_BATCHES], group, ends=step + 1 == n_steps)
                 self.position += 1
             self._refreshed |= self.cyclic is not None and self.cyclic.refreshed
         devices.synchronize(self.device)
