@@ -128,7 +128,7 @@ def test_comments_and_layout_do_not_change_the_question() -> None:
 
 
 def test_when_to_end_and_where_to_begin_are_no_part_of_the_question() -> None:
-    more = parse_study(minimal(device_hours=1.5, patience=4) + '[warm_start]\nfrom = "a"\n')
+    more = parse_study(minimal(device_hours=1.5, patience=4) + '[speed]\nrounds = 3\n[warm_start]\nfrom = "a"\n')
     assert more.warm_start is not None
     assert more.warm_start.sources == ["a"]
     assert more.canonical() == parse_study(minimal()).canonical(), "studies that were begun without these keys go on"

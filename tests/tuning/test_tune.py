@@ -277,7 +277,8 @@ def test_a_study_that_an_earlier_version_stored_with_such_keys_may_be_edited_too
     asked = study.user_attrs["study_file"]
     old = {"name": "s", "n_trials": 4, "timeout_seconds": None}
     confirm = {"enabled": True, "seeds_min": 3, "seeds_max": 3, "candidates": 2, "steps": None, "time_share": 0.4}
-    study.set_user_attr("study_file", {**asked, "study": {**asked["study"], **old}, "confirm": confirm})
+    speed = {"rounds": 8, "steps_per_block": 6}  # its defaults then
+    study.set_user_attr("study_file", {**asked, "study": {**asked["study"], **old}, "confirm": confirm, "speed": speed})
     before = calls(finished)
     tuned(finished, EDITED)
     assert calls(finished) == before

@@ -48,7 +48,7 @@ from workbench.study.sample.sampling import check_sampler, make_pruner
 # be edited while the study goes on, and are not part of the question (`asked`).
 CANNOT_CHANGE_A_TRIAL = (
     *(f"study.{key}" for key in ("name", "n_trials", "timeout_seconds", "device_hours", "patience")),
-    *("confirm", "warm_start"),
+    *("confirm", "speed", "warm_start"),
 )
 _WARM_UP_SHARE = 4  # a warm-up whose length the file leaves open takes a quarter of the budget
 _USUAL_SHARE = "1 %"  # of O0's value: what a search for the fastest set-up may lose of a metric that is not an accuracy
