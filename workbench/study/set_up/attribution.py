@@ -52,6 +52,7 @@ _VAGUE = 2.25  # ratio of the ends of an interval around 1 from which a bar of i
 _NO_SCHEDULE = "the task's own schedule"
 _NO_FACTOR = 0.005  # from 1, which is rounded away
 _BESIDE = ", "  # between the names of parts that were not measured one by one
+_SAFE = 0.99  # where a set-up keeps the quality as surely as that, no form of it has to be safer
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
 _BOLD = 0.5  # how probably a set-up's bolder form keeps the quality
 
@@ -250,13 +251,13 @@ class Attributor:
     def train_forms(self, number: int, *, bolder: bool) -> None:
         """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
 
-        The bolder form is so short that it keeps the quality as probably as not.
+        One that surely keeps the quality needs none. The bolder form is so short that it keeps it as probably as not.
         """
         trials = self.study.get_trials(deepcopy=False)
         config, values = self._set_up_of(trials[number])
         length = config.leaves()[_LENGTH]
-        is_sure = standing_now(self.study, self.file).sure.get(number, 0.0) >= SURE
-        lengths = {"safer": length * (_SAFER if is_sure else _SAFER_UNSURE)}
+        sure = standing_now(self.study, self.file).sure.get(number, 0.0)
+        lengths = {"safer": length * (_SAFER if sure >= SURE else _SAFER_UNSURE)} if sure < _SAFE else {}
         if bolder:
             lengths["bolder"] = min(self._expected(values).length, length)
         forms = [one for one in trials if one.state.is_finished() and one.user_attrs.get(FORM_OF) == number]
