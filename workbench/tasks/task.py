@@ -187,7 +187,7 @@ class Task:
         if why_not := why_not_called(self.scheduler, optimizer, total_steps):
             raise TaskError(
                 f"task {self.name!r}: `scheduler` is called with the optimizer and the number of updates, and stepped "
-                "after every update, such as lambda optimizer, updates: StepLR(optimizer, updates // 3, 0.1); "
+                "after every update, such as lambda optimizer, updates: CosineAnnealingLR(optimizer, updates); "
                 f"it cannot be called so: {why_not}"
             )
         scheduler = self.scheduler(optimizer, total_steps)
