@@ -100,7 +100,7 @@ def trained(framework: str, name: str, steps: int, *, long: bool = False) -> Any
 @pytest.mark.parametrize(
     ("framework", "name", "steps"),
     [
-        trained("lightning", "bfloat16", 40),
+        trained("lightning", "bfloat16", 40, long=True),
         trained("lightning", "quickstart", 16, long=True),
         trained("lightning", "freezing without norms", 16, long=True),
         trained("transformers", "native", 240),

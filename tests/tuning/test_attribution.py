@@ -172,7 +172,7 @@ def test_a_part_takes_along_what_is_set_but_not_in_effect() -> None:
 AVERAGE = '"regularization.weight_average" = ["ema"]\n"regularization.decay" = [0.9]'
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_part_that_does_nothing_is_taken_out_of_what_is_exported(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", space=f"{LINEAR}\n{AVERAGE}")
     result = run(folder, SurfaceRunner(folder, noise=0.003))

@@ -137,7 +137,7 @@ def test_a_trial_that_has_ended_is_handed_out_once_and_one_that_ends_later_later
     assert not numbers(ended)
 
 
-@pytest.mark.parametrize("asked", ["time_to_target", pytest.param("pareto", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("asked", ["time_to_target", pytest.param("pareto", marks=pytest.mark.long)])
 def test_what_is_known_trial_by_trial_is_what_all_trials_say_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
