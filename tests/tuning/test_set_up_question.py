@@ -358,6 +358,19 @@ def test_several_runs_at_a_time_confirm_on_more_seeds() -> None:
     assert 10 < seeds[0] < seeds[1] < 2 * seeds[0] + 2 < seeds[2] == 60
 
 
+def test_several_runs_at_a_time_are_longer_and_need_fewer_minutes() -> None:
+    two: Any = {"allowed_drop": None, "places": 2}
+    question = ask(LOOK, "mine.py:task", steps=10_000, minutes=15.0, **two)
+    assert question.steps == 3600, "fifty runs of 3,600 batches of 10 ms, two at a time, are 15 minutes"
+    needed = float(said(question, "The study trains 3600 of 10000").split("--minutes ")[1].split()[0])
+    assert needed == pytest.approx(50 * 10_000 * 0.01 / 60 / 2, abs=1.0)
+    assert ask(LOOK, "mine.py:task", steps=10_000, minutes=needed, **two).steps == 10_000
+    with pytest.raises(StudyError) as refused:
+        ask(LOOK, "mine.py:task", steps=100_000, minutes=0.05, **two)
+    needed = float(str(refused.value).split("at least ")[1].split()[0])
+    assert parse_study(ask(LOOK, "mine.py:task", steps=100_000, minutes=needed, **two).text).set_up.plain_rates
+
+
 def test_an_evaluation_takes_its_share_of_the_time() -> None:
     slow = replace(LOOK, evaluation_seconds=9.0)
     question = asked(slow, steps=10_000, minutes=15.0)

@@ -81,10 +81,10 @@ def ask(
             f"{look.threads}{f', and so {places} runs are trained at a time' if places > 1 else ''}."
         )
         look = replace(look, step_seconds=look.fewer_threads[threads], fewer_threads={})
-    horizon = _horizon(look, steps, minutes)
+    horizon = _horizon(look, steps, minutes, places)
     run_seconds = horizon * look.step_seconds + look.evaluation_seconds
     is_long = horizon * _SHORTEST_HORIZON < steps
-    asked = (_for_steps if is_long else _for_set_ups)(look, steps, horizon, minutes, left_out)
+    asked = (_for_steps if is_long else _for_set_ups)(look, steps, horizon, minutes, places, left_out)
     study: dict[str, Any] = {
         "task": spec,
         "seed": 0,
@@ -106,10 +106,12 @@ def ask(
     return SetUpQuestion(text_of([asks], sections), left_out, horizon, run_seconds)
 
 
-def _for_set_ups(look: TaskLook, steps: int, horizon: int, minutes: float, left_out: list[str]) -> dict[str, Any]:
+def _for_set_ups(
+    look: TaskLook, steps: int, horizon: int, minutes: float, places: int, left_out: list[str]
+) -> dict[str, Any]:
     """Return the sections of a search for the fastest set-up, and add to what is left out."""
     if horizon < steps:
-        needed = _minutes_for(look, steps)
+        needed = _minutes_for(look, steps, places)
         left_out.append(
             f"{SHORTENED}{horizon} of {steps} batches, annealed to their own end, since {_RUNS_WANTED} runs of "
             f"{steps} would take longer than {_minutes(minutes)}; what it finds is confirmed at {horizon}. "
@@ -140,12 +142,14 @@ def _for_set_ups(look: TaskLook, steps: int, horizon: int, minutes: float, left_
     }
 
 
-def _for_steps(look: TaskLook, steps: int, horizon: int, minutes: float, left_out: list[str]) -> dict[str, Any]:
+def _for_steps(
+    look: TaskLook, steps: int, horizon: int, minutes: float, places: int, left_out: list[str]
+) -> dict[str, Any]:
     """Return the sections of a search for faster steps, of a training that is too long for a search of whole runs.
 
     The rest of a set-up is judged by the end of a training, which the time does not hold.
     """
-    needed = _minutes_for(look, math.ceil(steps / _SHORTEST_HORIZON))
+    needed = _minutes_for(look, math.ceil(steps / _SHORTEST_HORIZON), places)
     left_out.append(
         f"{SHORTENED}{horizon} of {steps} batches and searches only what makes a step faster and leaves learning as it "
         f"is, since {format_duration(60.0 * minutes)} is too short a time to see such trainings end. For optimizer, "
@@ -156,7 +160,7 @@ def _for_steps(look: TaskLook, steps: int, horizon: int, minutes: float, left_ou
     runtime = _runtime(look, too_short, left_out)
     runtime.pop("runtime.threads", None)  # the study has the number that is quickest
     if not runtime or minutes < _FEWEST_MINUTES:
-        raise _too_short(look, steps, minutes, has_runtime=bool(runtime))
+        raise _too_short(look, steps, minutes, places, has_runtime=bool(runtime))
     space = {path: list(dict.fromkeys([describe_parameters()[path].default, *runtime[path]])) for path in runtime}
     n_plans = math.prod(map(len, space.values()))
     return {
@@ -179,17 +183,17 @@ def _seeds(run_seconds: float, minutes: float) -> dict[str, int]:
     return {"seeds_min": max(most // 2, 10), "seeds_max": most}
 
 
-def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
+def _horizon(look: TaskLook, steps: int, minutes: float, places: int) -> int:
     """Return how many batches a run of the study has: as many as today, or the most that leave time for the others."""
-    most = int((60.0 * minutes / _RUNS_WANTED - look.evaluation_seconds) / look.step_seconds)
+    most = int((60.0 * places * minutes / _RUNS_WANTED - look.evaluation_seconds) / look.step_seconds)
     if most < min(math.ceil(steps / _SHORTEST_HORIZON), _FEWEST_STEPS):
-        raise _too_short(look, steps, minutes, has_runtime=True)
+        raise _too_short(look, steps, minutes, places, has_runtime=True)
     return min(steps, most)
 
 
-def _too_short(look: TaskLook, steps: int, minutes: float, *, has_runtime: bool) -> StudyError:
-    needed = _minutes_for(look, math.ceil(steps / _SHORTEST_HORIZON))
-    few = _minutes_for(look, _FEWEST_STEPS)
+def _too_short(look: TaskLook, steps: int, minutes: float, places: int, *, has_runtime: bool) -> StudyError:
+    needed = _minutes_for(look, math.ceil(steps / _SHORTEST_HORIZON), places)
+    few = _minutes_for(look, _FEWEST_STEPS, places)
     alone = f"; faster steps alone may be found in {_minutes(few)}" if has_runtime and minutes < few < needed else ""
     why = (too_many_threads(look.threads) or other_work_now().sentence()) if look.device == "cpu" else ""
     return StudyError(
@@ -199,9 +203,9 @@ def _too_short(look: TaskLook, steps: int, minutes: float, *, has_runtime: bool)
     )
 
 
-def _minutes_for(look: TaskLook, steps: int) -> int:
+def _minutes_for(look: TaskLook, steps: int, places: int) -> int:
     """Return how many minutes a search takes whose runs have so many batches."""
-    return math.ceil(_RUNS_WANTED * (steps * look.step_seconds + look.evaluation_seconds) / 60.0)
+    return math.ceil(_RUNS_WANTED / places * (steps * look.step_seconds + look.evaluation_seconds) / 60.0)
 
 
 def _minutes(number: float) -> str:

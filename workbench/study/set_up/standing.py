@@ -120,10 +120,14 @@ def standing_of(
     for known, standing in tuple(_JUDGED):  # as it is now: another thread may judge meanwhile
         if known == asked:
             return standing
-    aim = max(allowed - margin * error, -allowed)
-    model = QualityModel(dimensions, list(tried.values()), aim, noise, shared)
-    sure = model.probability([one.values for one in tried.values()])
-    standing = Standing(tried, times, dict(zip(tried, map(float, sure), strict=True)), model, noise)
+    aim = allowed - margin * error
+    # Where seeds differ by much, nothing may be that much better; then what keeps the quality leads, undecided or not.
+    for limit in dict.fromkeys((aim, max(aim, -allowed))):
+        model = QualityModel(dimensions, list(tried.values()), limit, noise, shared)
+        sure = model.probability([one.values for one in tried.values()])
+        standing = Standing(tried, times, dict(zip(tried, map(float, sure), strict=True)), model, noise)
+        if standing.leader is not None:
+            break
     _JUDGED.append((asked, standing))
     return standing
 
