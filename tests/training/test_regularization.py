@@ -190,6 +190,36 @@ def test_buffers_other_than_statistics_are_the_models_own() -> None:
     assert torch.equal(used["mask"], own["mask"])
 
 
+class OfGraph(nn.Module):
+    """A graph's convolution, whose neighbourhoods are a sparse buffer."""
+
+    def __init__(self, neighbours: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("neighbours", neighbours)
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.neighbours, self.inner(x))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_buffers_are_the_models_own(layout: torch.layout) -> None:
+    dense = 0.5 * torch.eye(16) + 0.5 * torch.eye(16).roll(1, 0)
+    models: list[OfGraph] = []
+
+    def model() -> nn.Module:
+        models.append(OfGraph(dense.to_sparse(layout=layout)))
+        return models[-1]
+
+    result, _ = train_and_watch(task_of(model, batches()), BoostConfig.from_dict(EMA), steps=8)
+    assert 0.0 < result.metric < 0.69, "it learns"
+    for one in models:
+        assert one.neighbours.layout == layout
+        assert torch.equal(one.neighbours.to_dense(), dense)
+
+
 class Odd(nn.Module):
     """Has a parameter of whole numbers, a complex one, one that two layers share, and one computed of two others."""
 

@@ -84,9 +84,9 @@ def _kept_state(modules: Sequence[nn.Module]) -> Iterator[None]:
                 setattr(child, name, buffer)
             if buffer.shape != before.shape:  # an observer's first statistics change it
                 buffer.data = before
-            elif not torch.equal(buffer, before):  # in place: captured graphs know its address
+            elif buffer.layout != torch.strided or not torch.equal(buffer, before):  # which sparse ones do not know
                 with torch.no_grad():
-                    buffer.copy_(before)
+                    buffer.copy_(before)  # in place: captured graphs know its address
 
 
 def metric_without_learning(task: Task, config: BoostConfig, level: str, seed: int, device: torch.device) -> float:
