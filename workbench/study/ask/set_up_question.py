@@ -56,6 +56,46 @@ class SetUpQuestion:
         return f"A run as given takes {one}; {fit}, of which starting and timing take a share."
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A training of today, and the time in which it is searched."""
+
+    look: TaskLook
+    steps: int  # loader batches of the training
+    minutes: float
+    places: int  # runs that are trained at a time
+
+    def horizon(self) -> int:
+        """Return how many batches a run of the study has: as many as today, or the most that leave time for others."""
+        seconds = 60.0 * self.places * self.minutes / _RUNS_WANTED
+        most = int((seconds - self.look.evaluation_seconds) / self.look.step_seconds)
+        if most < min(self.sixteenth, _FEWEST_STEPS):
+            raise self.too_short(has_runtime=True)
+        return min(self.steps, most)
+
+    @property
+    def sixteenth(self) -> int:
+        """Batches of the shortest run that is searched for more than faster steps."""
+        return math.ceil(self.steps / _SHORTEST_HORIZON)
+
+    def minutes_for(self, steps: int) -> int:
+        """Return how many minutes a search takes whose runs have so many batches."""
+        run_seconds = steps * self.look.step_seconds + self.look.evaluation_seconds
+        return math.ceil(_RUNS_WANTED / self.places * run_seconds / 60.0)
+
+    def too_short(self, *, has_runtime: bool) -> StudyError:
+        """Return the error that says how much time is needed."""
+        look, needed, few = self.look, self.minutes_for(self.sixteenth), self.minutes_for(_FEWEST_STEPS)
+        alone = has_runtime and self.minutes < few < needed
+        why = (too_many_threads(look.threads) or other_work_now().sentence()) if look.device == "cpu" else ""
+        return StudyError(
+            f"{format_duration(60.0 * self.minutes)} is too short a time to search a training of {self.steps} batches "
+            f"of {1e3 * look.step_seconds:.3g} ms each, with an evaluation of "
+            f"{format_duration(look.evaluation_seconds)}; give it at least {_minutes(needed)} (--minutes {needed})"
+            f"{f'; faster steps alone may be found in {_minutes(few)}' if alone else ''}{why and '. '}{why}"
+        )
+
+
 def ask(
     look: TaskLook,
     spec: str,
@@ -81,10 +121,11 @@ def ask(
             f"{look.threads}{f', and so {places} runs are trained at a time' if places > 1 else ''}."
         )
         look = replace(look, step_seconds=look.fewer_threads[threads], fewer_threads={})
-    horizon = _horizon(look, steps, minutes, places)
+    room = _Room(look, steps, minutes, places)
+    horizon = room.horizon()
     run_seconds = horizon * look.step_seconds + look.evaluation_seconds
-    is_long = horizon * _SHORTEST_HORIZON < steps
-    asked = (_for_steps if is_long else _for_set_ups)(look, steps, horizon, minutes, places, left_out)
+    is_long = horizon < room.sixteenth
+    asked = (_for_steps if is_long else _for_set_ups)(room, horizon, left_out)
     study: dict[str, Any] = {
         "task": spec,
         "seed": 0,
@@ -106,15 +147,14 @@ def ask(
     return SetUpQuestion(text_of([asks], sections), left_out, horizon, run_seconds)
 
 
-def _for_set_ups(
-    look: TaskLook, steps: int, horizon: int, minutes: float, places: int, left_out: list[str]
-) -> dict[str, Any]:
+def _for_set_ups(room: _Room, horizon: int, left_out: list[str]) -> dict[str, Any]:
     """Return the sections of a search for the fastest set-up, and add to what is left out."""
+    look, steps = room.look, room.steps
     if horizon < steps:
-        needed = _minutes_for(look, steps, places)
+        needed = room.minutes_for(steps)
         left_out.append(
             f"{SHORTENED}{horizon} of {steps} batches, annealed to their own end, since {_RUNS_WANTED} runs of "
-            f"{steps} would take longer than {_minutes(minutes)}; what it finds is confirmed at {horizon}. "
+            f"{steps} would take longer than {_minutes(room.minutes)}; what it finds is confirmed at {horizon}. "
             f"For {steps}, give it {_minutes(needed)} and start over (--minutes {needed} --fresh)."
         )
     if look.sets_rates:
@@ -142,32 +182,31 @@ def _for_set_ups(
     }
 
 
-def _for_steps(
-    look: TaskLook, steps: int, horizon: int, minutes: float, places: int, left_out: list[str]
-) -> dict[str, Any]:
+def _for_steps(room: _Room, horizon: int, left_out: list[str]) -> dict[str, Any]:
     """Return the sections of a search for faster steps, of a training that is too long for a search of whole runs.
 
     The rest of a set-up is judged by the end of a training, which the time does not hold.
     """
-    needed = _minutes_for(look, math.ceil(steps / _SHORTEST_HORIZON), places)
+    look, minutes = room.look, room.minutes
+    needed = room.minutes_for(room.sixteenth)
     left_out.append(
-        f"{SHORTENED}{horizon} of {steps} batches and searches only what makes a step faster and leaves learning as it "
-        f"is, since {format_duration(60.0 * minutes)} is too short a time to see such trainings end. For optimizer, "
-        f"schedule, batches and the rest, give it at least {_minutes(needed)} and start over (--minutes {needed} "
-        "--fresh)."
+        f"{SHORTENED}{horizon} of {room.steps} batches and searches only what makes a step faster and leaves learning "
+        f"as it is, since {format_duration(60.0 * minutes)} is too short a time to see such trainings end. For "
+        f"optimizer, schedule, batches and the rest, give it at least {_minutes(needed)} and start over "
+        f"(--minutes {needed} --fresh)."
     )
     too_short = "" if minutes >= _COMPILING_MINUTES else f"{format_duration(60.0 * minutes)} is too short a time for it"
     runtime = _runtime(look, too_short, left_out)
     runtime.pop("runtime.threads", None)  # the study has the number that is quickest
     if not runtime or minutes < _FEWEST_MINUTES:
-        raise _too_short(look, steps, minutes, places, has_runtime=bool(runtime))
+        raise room.too_short(has_runtime=bool(runtime))
     space = {path: list(dict.fromkeys([describe_parameters()[path].default, *runtime[path]])) for path in runtime}
     n_plans = math.prod(map(len, space.values()))
     return {
         "study": {"n_trials": n_plans, "objective": "speed"},
         "baseline": {"boost.mode": "disable_all", **_low_precision(look, runtime)},
         "sampler": {"name": "brute_force" if n_plans <= _BRUTE_FORCE else "tpe"},
-        "set_up": {"todays_steps": steps, "left_out": left_out},
+        "set_up": {"todays_steps": room.steps, "left_out": left_out},
         "space": space,
     }
 
@@ -181,31 +220,6 @@ def _seeds(run_seconds: float, minutes: float) -> dict[str, int]:
     pair = (1.0 + _CANDIDATES * _EXPECTED_TIME) * run_seconds
     most = int(min(max(_CONFIRM_SHARE * 60.0 * minutes / pair, 10), 60))
     return {"seeds_min": max(most // 2, 10), "seeds_max": most}
-
-
-def _horizon(look: TaskLook, steps: int, minutes: float, places: int) -> int:
-    """Return how many batches a run of the study has: as many as today, or the most that leave time for the others."""
-    most = int((60.0 * places * minutes / _RUNS_WANTED - look.evaluation_seconds) / look.step_seconds)
-    if most < min(math.ceil(steps / _SHORTEST_HORIZON), _FEWEST_STEPS):
-        raise _too_short(look, steps, minutes, places, has_runtime=True)
-    return min(steps, most)
-
-
-def _too_short(look: TaskLook, steps: int, minutes: float, places: int, *, has_runtime: bool) -> StudyError:
-    needed = _minutes_for(look, math.ceil(steps / _SHORTEST_HORIZON), places)
-    few = _minutes_for(look, _FEWEST_STEPS, places)
-    alone = f"; faster steps alone may be found in {_minutes(few)}" if has_runtime and minutes < few < needed else ""
-    why = (too_many_threads(look.threads) or other_work_now().sentence()) if look.device == "cpu" else ""
-    return StudyError(
-        f"{format_duration(60.0 * minutes)} is too short a time to search a training of {steps} batches of "
-        f"{1e3 * look.step_seconds:.3g} ms each, with an evaluation of {format_duration(look.evaluation_seconds)}; "
-        f"give it at least {_minutes(needed)} (--minutes {needed}){alone}{why and '. '}{why}"
-    )
-
-
-def _minutes_for(look: TaskLook, steps: int, places: int) -> int:
-    """Return how many minutes a search takes whose runs have so many batches."""
-    return math.ceil(_RUNS_WANTED / places * (steps * look.step_seconds + look.evaluation_seconds) / 60.0)
 
 
 def _minutes(number: float) -> str:
