@@ -115,7 +115,7 @@ def test_plans_that_go_wrong_on_several_seeds_leave_the_leader_where_it_was() ->
 
 @pytest.mark.parametrize(("better", "leads"), [(0.3, 2), (0.07, 1)])
 def test_where_runs_scatter_by_far_more_than_may_be_lost_what_can_be_confirmed_leads(better: float, leads: int) -> None:
-    """Runs scatter by 0.1, so twenty pairs leave a gain of 0.07 undecided; nothing better is known then."""
+    """Runs scatter by 0.1: twenty pairs leave a gain of 0.07 undecided. It leads where nothing better is known."""
     baseline = {seed: 0.5 + 0.01 * (-1) ** seed for seed in range(N_BASELINE)}
     trials = [baseline_trial()]
     for number, (length, gain) in enumerate([(0.3, 0.07), (0.6, better)], start=1):

@@ -84,7 +84,7 @@ def _kept_state(modules: Sequence[nn.Module]) -> Iterator[None]:
                 setattr(child, name, buffer)
             if buffer.shape != before.shape:  # an observer's first statistics change it
                 buffer.data = before
-            elif buffer.layout != torch.strided or not torch.equal(buffer, before):  # which sparse ones do not know
+            elif buffer.layout != torch.strided or not torch.equal(buffer, before):  # equal takes no sparse ones
                 with torch.no_grad():
                     buffer.copy_(before)  # in place: captured graphs know its address
 
