@@ -217,6 +217,30 @@ def test_a_batch_that_counts_is_loaded_after_a_step_as_in_a_run(
     assert measure(task, PLAIN, PLAIN).baseline_ms == 2e3, "unless it does not count"
 
 
+@pytest.mark.parametrize(("step", "slow", "counted"), [(0.003, 12, False), (0.003, 40, True), (0.2, 12, True)])
+def test_slow_first_steps_do_not_count_where_they_are_short(
+    clock: FakeClock, step: float, slow: int, counted: bool
+) -> None:
+    """The baseline's, unlike the other side's; long ones would take long to wait for."""
+
+    class Slow(nn.Linear):
+        steps = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            clock.now += step if self.steps >= slow else 2 * step
+            self.steps += 1
+            return super().forward(x)
+
+    class Even(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            clock.now += step
+            return super().forward(x)
+
+    models = [Slow(4, 2), Even(4, 2)]
+    measured = measure(small_task(model=lambda: models.pop(0)), PLAIN, PLAIN, steps_per_block=1, precision=math.inf)
+    assert (measured.ratio < 0.9) is counted
+
+
 def test_sides_take_turns_to_be_first(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[int] = []
     seen: list[Boosted] = []

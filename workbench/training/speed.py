@@ -12,6 +12,7 @@ Several ranks train every block together, by rank 0's clock.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import sys
 import time
@@ -39,6 +40,7 @@ _DISTINCT_BATCHES = 8
 _MOST_ROUNDS = 4
 _WARM_UP_WINDOWS = 3  # at least: some of what is compiled or allocated waits for the second step
 _WARM_UP_SECONDS = (0.25, 2.0)  # least and most of an accelerator, whose clock rate rises under load
+_CPU_WARM_UP = (24, 0.1)  # windows or seconds, the sooner: of steps of 3 ms the first dozen are up to twice as long
 _NO_FASTER = 0.97  # the fastest of three blocks relative to those before: warm
 _SECONDS_PER_SYNCHRONISATION = 0.05
 _COURSE = 10_000  # batches for which a side is set up: schedules of some kinds end there, with an error
@@ -220,10 +222,14 @@ class TimedSide:
         prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_COURSE)
         self.boosted, self.task = prepared.boosted, prepared.task
         self._compiles = prepared.plan.config.part(RuntimeSection).compile != "off"
-        self._loading, self._stream = loading, prepared.batches(seed)
-        self.batches: list[Any] = [None] * _DISTINCT_BATCHES
-        loads = [self._load(place) for place in range(_DISTINCT_BATCHES)]
-        self._soonest = float(np.median(loads))  # that batches follow each other; the first opens the data
+        stream, distinct, loads = prepared.batches(seed), [], []
+        for _ in range(_DISTINCT_BATCHES):
+            began = self.clock()
+            distinct.append(next(stream))
+            loads.append(self.clock() - began)
+        self.batches = stream if loading else itertools.cycle(distinct)
+        # How soon batches follow each other; the first opens the data.
+        self._soonest = float(np.median(loads)) if loading else 0.0
         self.position = 0
         self.warm_up_seconds, self.warm_up_passes = 0.0, 0
         self.repeats = 1  # windows between two synchronisations
@@ -244,9 +250,14 @@ class TimedSide:
         """Train blocks that are not counted: allocations, lazy initialisation, compilation, an accelerator's clock."""
         began = self.clock()
         steps = [self.block()]
+        windows, until = _CPU_WARM_UP[0], self.clock() + _CPU_WARM_UP[1]
         while self.position < _WARM_UP_WINDOWS * self.boosted.window.n_steps:
             steps.append(self.block())
-        if self.device.type != "cpu":
+        if self.device.type == "cpu":
+            enough = windows * self.boosted.window.n_steps
+            while self.position < enough and ranks.broadcast_object(self.clock() < until):
+                steps.append(self.block())
+        else:
             least, most = (self.clock() + seconds for seconds in _WARM_UP_SECONDS)  # after whatever was compiled
             while ranks.broadcast_object((now := self.clock()) < least or (now < most and _gets_faster(steps))):
                 steps.append(self.block())
@@ -268,7 +279,6 @@ class TimedSide:
     def block(self) -> float:
         """Train one block and return the schedule's mean step time, seconds per micro-batch."""
         by_group: dict[int, list[float]] = {group: [] for group in self.groups}
-        load = self._load(self.position % _DISTINCT_BATCHES) if self._loading else 0.0
         passes = max(1, -(-self.at_least // (len(self.groups) * self.boosted.window.n_steps * self.repeats)))
         expensive = 0.0
         with self.boosted.methods.running():
@@ -286,17 +296,7 @@ class TimedSide:
         cost = np.interp(list(self.frequency), self.groups, measured)
         step = float(np.dot(cost, list(self.frequency.values()))) + expensive
         # Workers load while the other side trains, too: of what they cannot keep up with, a run shows more.
-        return max(step + load, self._soonest) if self._loading else step
-
-    def _load(self, place: int) -> float:
-        """Load a batch, to be trained on next, and return how long that took, in seconds.
-
-        As in a run, it comes after a step, which has had the processor's caches: of small batches, read one after the
-        other, each takes a third to a sixth of that.
-        """
-        began = self.clock()
-        self.batches[place] = next(self._stream)
-        return self.clock() - began
+        return max(step, self._soonest)
 
     def _windows(self, group: int) -> float:
         """Train the windows between two synchronisations with a freezing group; return seconds per micro-batch."""
@@ -314,7 +314,7 @@ class TimedSide:
             for step in range(n_steps):
                 if step and self.before_window is not None and self.device.type == "cpu":
                     self.before_window()  # a micro-batch may take seconds; asking takes a microsecond
-                self._train(self.batches[self.position % _DISTINCT_BATCHES], group, ends=step + 1 == n_steps)
+                self._train(next(self.batches), group, ends=step + 1 == n_steps)
                 self.position += 1
             self._refreshed |= self.cyclic is not None and self.cyclic.refreshed
         devices.synchronize(self.device)
