@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.batch import mapped
+from workbench.core.batch import inputs_and_target, mapped
 from workbench.methods.batch.method import concatenated
 from workbench.tasks import Task, TaskError
 from workbench.tasks.criterion import is_criterion
@@ -229,6 +229,30 @@ def test_a_criterion_takes_batches_of_several_inputs(batch: Any) -> None:
     assert task.batch_size_of(concatenated([batch, other])) == 2 * len(X)
 
 
+class Tagged(NamedTuple):
+    x: Tensor
+    weight: Tensor
+    labels: Tensor
+    note: Tensor
+
+
+def test_a_named_tuple_is_taken_apart_by_name() -> None:
+    """Beside a criterion its inputs keep their order, since a model may call them otherwise."""
+    batch = Tagged(X, torch.full((len(X), 1), 2.0), Y, Y + 7)
+    model = Weighing(3, 2)
+    expected = model(X, batch.weight)
+    inputs = inputs_and_target(batch)
+    assert inputs == ((batch.x, batch.weight, batch.note), {}, batch.labels)
+    task = small_task(loss=lambda model, batch: model(X, batch.weight).sum())
+    assert torch.equal(task.predict(model, batch), expected)
+    accumulator = task.new_metric()
+    task.update_metric(accumulator, model, batch)
+    assert accumulator.compute() == pytest.approx(float((expected.argmax(1) == Y).float().mean()))
+    assert task.what_is_compared(batch) == ""
+    other = small_task(loss=lambda model, batch: model(X).sum())  # its model takes one argument of another name
+    assert torch.equal(other.predict(net := other.new_model(), batch), net(X))
+
+
 @pytest.mark.parametrize("batch", [{"input": X, "labels": Y}, Named(X, Y)], ids=lambda batch: type(batch).__name__)
 def test_beside_a_loss_that_is_a_function_a_metric_finds_inputs_and_target_by_name(batch: Any) -> None:
     task = small_task(loss=lambda model, batch: model(X).sum())
@@ -240,10 +264,13 @@ def test_beside_a_loss_that_is_a_function_a_metric_finds_inputs_and_target_by_na
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ((X, X, Y), r"needs model\(batch\[0\]\), which the model does not take \(missing .* 'weight'\)"),
+        (
+            (X, X, Y),
+            r"needs model\(batch\[0\]\), .*'weight'\); let a batch be a mapping or a named tuple with",
+        ),
         (
             {"image": X, "y": Y},
-            r"needs model\(\*\*batch\), .* 'x'\); name its arguments after the keys of the batch \(image, y\), or",
+            r"needs model\(\*\*batch\), .* 'x'\); name its arguments after the parts of the batch \(image, y\), or",
         ),
     ],
     ids=["items", "names"],

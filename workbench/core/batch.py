@@ -9,7 +9,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from workbench.core import devices
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
-"""Names under which a mapping or a dataclass holds the target."""
+"""Names under which a mapping, a dataclass or a named tuple holds the target."""
 
 
 def move_batch(batch: Any, device: str | torch.device) -> Any:
@@ -78,17 +78,31 @@ def fields_of(batch: Any) -> dict[str, Any] | None:
     return {one.name: getattr(batch, one.name) for one in dataclasses.fields(batch) if one.init}
 
 
+def parts_by_name(batch: Any) -> Mapping[str, Any]:
+    """Return the parts of a mapping, a dataclass or a named tuple by name; of anything else none."""
+    if isinstance(batch, tuple) and hasattr(batch, "_asdict"):
+        return cast(Mapping[str, Any], batch._asdict())
+    return batch if isinstance(batch, Mapping) else fields_of(batch) or {}
+
+
+def target_key(parts: Mapping[str, Any]) -> str | None:
+    """Return the name among :func:`parts_by_name` under which the target is; None if there is none."""
+    return next((key for key in TARGET_KEYS if key in parts), None)
+
+
 def inputs_and_target(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any] | None:
     """Return what a model is called with, by position and by name, and its target; None if there is no target.
 
-    The last of two or more items is the target; in a mapping or a dataclass it is the entry under one of
-    ``TARGET_KEYS``.
+    The target is the part under one of ``TARGET_KEYS``; without names it is the last of two or more items.
     """
+    named = parts_by_name(batch)
+    key = target_key(named)
+    others = {name: named[name] for name in named if name != key}
+    if isinstance(batch, tuple) and key is not None:
+        return tuple(others.values()), {}, named[key]
     if isinstance(batch, list | tuple):
         return (tuple(batch[:-1]), {}, batch[-1]) if len(batch) > 1 else None
-    named = dict(batch) if isinstance(batch, Mapping) else fields_of(batch) or {}
-    key = next((key for key in TARGET_KEYS if key in named), None)
-    return None if key is None else ((), {name: named[name] for name in named if name != key}, named[key])
+    return None if key is None else ((), others, named[key])
 
 
 def batch_size_of(batch: Any) -> int:

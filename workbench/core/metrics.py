@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.batch import TARGET_KEYS, batch_size_of, fields_of, tensors_of, widened
+from workbench.core.batch import TARGET_KEYS, batch_size_of, parts_by_name, target_key, tensors_of, widened
 from workbench.core.signatures import why_not_called
 
 Direction = Literal["maximize", "minimize"]
@@ -394,10 +394,10 @@ def _outputs_and_targets(outputs: Any, batch: Any, one_hot: bool) -> tuple[Tenso
 
 
 def _target_of(batch: Any) -> Any:
-    if isinstance(batch, list | tuple):
-        return batch[1] if len(batch) >= 2 else None
-    named = batch if isinstance(batch, Mapping) else fields_of(batch) or {}
-    return next((named[key] for key in TARGET_KEYS if key in named), None)
+    named = parts_by_name(batch)
+    if (key := target_key(named)) is not None:
+        return named[key]
+    return batch[1] if isinstance(batch, list | tuple) and len(batch) >= 2 else None
 
 
 def _is_one_each(outputs: Tensor, targets: Tensor) -> bool:

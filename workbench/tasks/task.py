@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from workbench.core import distributed as ranks
-from workbench.core.batch import TARGET_KEYS, batch_size_of, inputs_and_target
+from workbench.core.batch import TARGET_KEYS, batch_size_of, inputs_and_target, parts_by_name, target_key
 from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.signatures import arguments_needed, arguments_taken, why_not_called
@@ -281,8 +281,9 @@ class Task:
         Args:
             model: The model, or anything called like it.
             batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a mapping
-                (``model(**batch)``, without what the model does not take), a dataclass (by name without the target, or
-                ``model(batch)``), or anything else (``model(batch)``).
+                (``model(**batch)``, without what the model does not take; a named tuple that holds a target is called
+                so, too), a dataclass (by name without the target, or ``model(batch)``), or anything else
+                (``model(batch)``).
 
         Raises:
             TaskError: When the model does not take such a batch.
@@ -291,17 +292,19 @@ class Task:
         if is_criterion(self.loss) and sides is not None:
             return self._prediction(model(*sides[0], **sides[1]))
         by_name: list[Any] = [((), sides[1])] if sides is not None else []
-        call, ways = "model(batch)", [*by_name, ((batch,), {})]
+        call, ways, parts = "model(batch)", [*by_name, ((batch,), {})], parts_by_name(batch)
         if isinstance(batch, list | tuple):
             call, ways = "model(batch[0])", [((batch[0],), {})]
+            if target_key(parts) is not None:
+                ways.insert(0, ((), arguments_taken(function, parts)))
         elif isinstance(batch, Mapping):
             call, ways = "model(**batch)", [((), arguments_taken(function, batch)), *by_name]
         for inputs, named in ways:
             if not (why_not := why_not_called(function, *inputs, **named)):
                 return self._prediction(model(*inputs, **named))
-        change = "change its signature"
-        if isinstance(batch, Mapping):
-            change = f"name its arguments after the keys of the batch ({', '.join(map(str, batch))})"
+        change = f"let a batch be a mapping or a named tuple with a target ({', '.join(TARGET_KEYS)})"
+        if parts:
+            change = f"name its arguments after the parts of the batch ({', '.join(map(str, parts))})"
         raise TaskError(
             f"task {self.name!r}: where the loss is a function, the metric {self.metric_name} needs {call}, which the "
             f"model does not take ({why_not}); {change}, or use metric 'loss'"
@@ -358,7 +361,7 @@ class Task:
         The sentence is empty where there is nothing to choose.
         """
         is_plain = is_criterion(self.loss) or not isinstance(batch, list | tuple) or len(batch) < 3
-        if is_plain or self.new_metric().needs == "loss":
+        if is_plain or target_key(parts_by_name(batch)) or self.new_metric().needs == "loss":
             return ""
         return (
             f"Of the {len(batch)} items of a batch, the metric {self.metric_name} compares model(batch[0]) with "
