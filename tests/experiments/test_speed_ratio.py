@@ -223,20 +223,17 @@ def test_slow_first_steps_do_not_count_where_they_are_short(
 ) -> None:
     """The baseline's, unlike the other side's; long ones would take long to wait for."""
 
-    class Slow(nn.Linear):
-        steps = 0
+    class Timed(nn.Linear):
+        def __init__(self, slow: int) -> None:
+            super().__init__(4, 2)
+            self.steps, self.slow = 0, slow
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            clock.now += step if self.steps >= slow else 2 * step
             self.steps += 1
+            clock.now += 2 * step if self.steps <= self.slow else step
             return super().forward(x)
 
-    class Even(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            clock.now += step
-            return super().forward(x)
-
-    models = [Slow(4, 2), Even(4, 2)]
+    models = [Timed(slow), Timed(0)]
     measured = measure(small_task(model=lambda: models.pop(0)), PLAIN, PLAIN, steps_per_block=1, precision=math.inf)
     assert (measured.ratio < 0.9) is counted
 

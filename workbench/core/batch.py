@@ -9,7 +9,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,8 +80,8 @@ def fields_of(batch: Any) -> dict[str, Any] | None:
 
 def parts_by_name(batch: Any) -> Mapping[str, Any]:
     """Return the parts of a mapping, a dataclass or a named tuple by name; of anything else none."""
-    if isinstance(batch, tuple) and hasattr(batch, "_asdict"):
-        return cast(Mapping[str, Any], batch._asdict())
+    if isinstance(batch, tuple):
+        return dict(zip(getattr(batch, "_fields", ()), batch, strict=False))
     return batch if isinstance(batch, Mapping) else fields_of(batch) or {}
 
 
