@@ -66,6 +66,7 @@ legal_values: dict[str, st.SearchStrategy[Any]] = {
         [None, "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon", "ScheduleFreeAdamW", "thor", "adam_offload"]
     ),
     "optimizer.lr": st.none() | st.floats(1e-6, 10),
+    "optimizer.lr_factor": st.none() | st.floats(0.1, 10),
     "optimizer.aux_lr": st.none() | st.floats(1e-6, 10),
     "optimizer.ns_steps": st.none() | st.integers(1, 10),
     "optimizer.warmup_steps": st.none() | st.integers(0, 10**6),

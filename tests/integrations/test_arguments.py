@@ -68,6 +68,10 @@ def test_nothing_chosen_asks_for_nothing(framework: str) -> None:
         ("torch", ROOT | {"batch.factor": 0.25, "runtime.data": "prefetch"}, {  # today's rate, whatever it is
             "optimizer.param_groups": {"lr": "0.5 x"}, LOADER: {"batch_size": "0.25 x", "num_workers": 1},
         }),
+        ("torch", ROOT | {"optimizer.lr_factor": 1.5}, {  # today's rates, whatever they are
+            "optimizer.param_groups": {"lr": "3 x"}, LOADER: {"batch_size": "4 x"},
+        }),
+        ("torch", {"optimizer.lr": 0.5, "optimizer.lr_factor": 1.5}, {"optimizer.param_groups": {"lr": 0.75}}),
         ("torch", {"runtime.compile": "default", "runtime.cuda_graph": True}, {
             "torch.compile": {"mode": "reduce-overhead"},
         }),
@@ -103,6 +107,7 @@ def test_nothing_chosen_asks_for_nothing(framework: str) -> None:
             "Model": {"boost_level": "O1", "boost_config_dict": "the exported file"},
         }),
         ("mindspore", {"optimizer.name": "SGD"}, {"nn.SGD": {"learning_rate": 0.001}}),
+        ("mindspore", {"optimizer.lr_factor": 1.5}, {"your optimizer": {"learning_rate": "1.5 x"}}),
         ("mindspore", ADAMW | ROOT, {
             "nn.AdamWeightDecay": {
                 "eps": 1e-8, "weight_decay": 0.01, "beta1": 0.8, "beta2": 0.9, "learning_rate": 0.002,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.config import BoostConfig, NetworkFacts
+from workbench.config import BoostConfig, NetworkFacts, OptimizerConfig
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study.run.job import (
@@ -47,8 +47,8 @@ def optimizer_of(config: BoostConfig) -> str:
 
 
 def rate_of(config: BoostConfig) -> float:
-    given = None if config.optimizer is None else config.optimizer.lr
-    return 0.05 if given is None else given
+    section = config.optimizer or OptimizerConfig()
+    return (0.05 if section.lr is None else section.lr) * (section.lr_factor or 1.0)
 
 
 def true_metric(config: BoostConfig) -> float:

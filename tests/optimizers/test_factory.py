@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -88,6 +90,30 @@ def test_a_task_that_brings_thor_can_have_its_damping_changed() -> None:
     assert optimizer.param_groups[0]["damping"] == 0.7
     with pytest.raises(ValueError, match=r"`optimizer.frequency` is set, but Thor has no such parameter"):
         change_optimizer_(optimizer, OptimizerConfig(frequency=7))
+
+
+def test_a_factor_on_the_rates_keeps_the_groups_apart() -> None:
+    net = network()
+    first, *others = net.parameters()
+    optimizer = torch.optim.RMSprop([{"params": [first], "lr": 0.01}, {"params": others}], lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 5)  # which begins at `initial_lr`
+    change_optimizer_(optimizer, OptimizerConfig(lr_factor=3.0))
+    rates = [(group["lr"], group["initial_lr"]) for group in optimizer.param_groups]
+    assert rates == [pytest.approx((0.03, 0.03)), pytest.approx((0.3, 0.3))]
+    change_optimizer_(optimizer, OptimizerConfig(lr=0.5, lr_factor=3.0))
+    assert [group["lr"] for group in optimizer.param_groups] == [1.5, 1.5]
+
+
+def test_a_factor_on_rates_that_are_not_there_is_refused() -> None:
+    class Still(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+
+    with pytest.raises(ValueError, match=r"`optimizer.lr_factor` is set, but Still has no such parameter"):
+        change_optimizer_(Still(network().parameters()), OptimizerConfig(lr_factor=2.0))
+    given = Thor(network(), lambda step: 0.1, 0.1, 0.9)
+    with pytest.raises(ValueError, match=r"`optimizer.lr_factor` is set, but the Thor was given a rate for each step"):
+        change_optimizer_(given, OptimizerConfig(lr_factor=2.0))
 
 
 @pytest.mark.parametrize(

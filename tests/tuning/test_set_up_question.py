@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from optuna.distributions import CategoricalDistribution
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from workbench.config import NetworkFacts
 from workbench.core import devices
+from workbench.study.ask.search_space import suggest
 from workbench.study.ask.set_up_question import SetUpQuestion, ask
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
 from workbench.study.ask.task_study import begin_study, folder_of, threads_and_places
@@ -249,15 +251,25 @@ def test_batches_that_cannot_be_put_together_are_not(train: list[tuple[Tensor, .
     assert not any(path.startswith("batch.") for path in paths(file))
 
 
-def test_groups_with_rates_of_their_own_keep_them() -> None:
-    def two_rates(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        first, *others = [parameter for _, parameter in named]
-        return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": others}], lr=0.1)
+def two_rates(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    first, *others = [parameter for _, parameter in named]
+    return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": others}], lr=0.1)
 
-    question, file = study_of(regression(optimizer=two_rates))
+
+@pytest.mark.parametrize(
+    ("highest", "factor"),
+    [(None, 1.0), ([0.05, 0.5], 5.0), ([0.02, 0.05], None)],
+    ids=["no schedule", "a schedule of five times the rates", "a schedule that sets them one by one"],
+)
+def test_groups_with_rates_of_their_own_are_scaled_alike(highest: list[float] | None, factor: float | None) -> None:
+    cycle = highest and (lambda optimizer, updates: OneCycleLR(optimizer, highest, total_steps=updates))
+    question, file = study_of(regression(optimizer=two_rates, scheduler=cycle))
     assert "learning rates of their own" in said(question, "Other optimizers are left out")
-    assert not any(path.startswith("optimizer.") for path in paths(file))
-    assert file.set_up.plain_rates == []
+    assert "optimizer.name" not in paths(file)
+    factors = [(one.low, one.high, one.log) for one in file.dimensions if one.path == "optimizer.lr_factor"]
+    assert factors == ([] if factor is None else [(factor / 4, factor * 8, True)])
+    assert file.set_up.plain_rates == ([] if factor is None else [factor, 2 * factor, 4 * factor])
+    assert file.set_up.plain_rate == ("optimizer.lr" if factor is None else "optimizer.lr_factor")
     assert "schedule.length" in paths(file)
 
 
@@ -274,13 +286,27 @@ def test_a_table_with_sparse_gradients_keeps_the_optimizer_that_takes_them() -> 
 
     question, file = study_of(regression(model=Table, optimizer=lambda named: torch.optim.SGD(named, lr=0.01)))
     assert "sparse gradients" in said(question, "Other optimizers are left out")
-    assert not {one for one in paths(file) if one.startswith("optimizer.")}
+    assert {one for one in paths(file) if one.startswith("optimizer.")} == {"optimizer.lr_factor"}
 
 
-def test_an_optimizer_that_is_no_family_of_ours_is_kept_as_it_is() -> None:
-    question, file = study_of(regression(optimizer=lambda named: torch.optim.Rprop([p for _, p in named], lr=0.01)))
-    assert "Rprop" in said(question, "The task's own optimizer")
-    assert "Rprop" not in next(one for one in file.dimensions if one.path == "optimizer.name").choices
+def test_of_an_optimizer_that_is_no_family_of_ours_the_rate_is_searched() -> None:
+    question, file = study_of(regression(optimizer=lambda named: torch.optim.NAdam([p for _, p in named], lr=0.01)))
+    assert "NAdam, nothing but its rate is searched" in said(question, "Of the task's own optimizer")
+    names = next(one for one in file.dimensions if one.path == "optimizer.name").choices
+    assert names == ("AdamW", "Muon", "task")
+    for name in names:
+
+        def draw(path: str, asked: Any, name: str = name) -> Any:
+            first = asked.choices[0] if isinstance(asked, CategoricalDistribution) else asked.low
+            return name if path == "optimizer.name" else first
+
+        drawn = suggest(draw, file.dimensions, file.base_config(), file.plans)
+        rates = {path for path in drawn.parameters if "lr" in path and path.startswith("optimizer.")}
+        of_muon = {"optimizer.aux_lr[Muon]"} if name == "Muon" else set()
+        assert rates - of_muon == ({"optimizer.lr_factor"} if name == "task" else {f"optimizer.lr[{name}]"})
+        assert drawn.config.optimizer is not None
+        assert drawn.config.optimizer.name == (None if name == "task" else name)
+        assert drawn.config.optimizer.lr_factor == (0.25 if name == "task" else None)
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -25,7 +25,7 @@ from workbench.config.conditions import Condition, acts
 from workbench.config.errors import ConfigError
 from workbench.config.facts import Facts, NetworkFacts
 from workbench.config.loss_scale import LossScaleConfig
-from workbench.config.optimizer import HYPER_PARAMETERS, OptimizerConfig
+from workbench.config.optimizer import HYPER_PARAMETERS, TASKS_OWN, OptimizerConfig
 from workbench.config.parameters import ParameterInfo, describe_parameters, parameter_at, parents_of
 from workbench.config.resolve import Dropped, Plan, resolve, why_no_method
 from workbench.config.section import Section
@@ -36,6 +36,7 @@ __all__ = [
     "HYPER_PARAMETERS",
     "LEVELS",
     "SWITCHES",
+    "TASKS_OWN",
     "AmpConfig",
     "BoostConfig",
     "BoostSwitches",

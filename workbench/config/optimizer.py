@@ -28,6 +28,9 @@ HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 """Which hyper-parameters each optimizer takes from this section: classes of ``torch.optim``, and four of our own."""
 
+TASKS_OWN = "task"
+"""Stands for no name in a study's list of optimizers: the task's own."""
+
 _RATES = {  # where each one's learning rate is searched
     "SGD": (0.003, 1.0),
     "Adam": (3e-4, 0.03),
@@ -58,7 +61,7 @@ def optimizer_is(*names: str, why_not: str = "the optimizer is {name}") -> Condi
         name = optimizer and optimizer.name
         return "" if name is None or name in names else why_not.format(name=name)
 
-    words = f"the optimizer is {', '.join(names)} or the task's own"
+    words = f"the optimizer is {', '.join(names)}{' or ' if names else ''}the task's own"
     return OPTIMIZER_STEPS & Condition(lambda config, _: reason(config.optimizer), words, frozenset({"optimizer.name"}))
 
 
@@ -86,6 +89,18 @@ class OptimizerConfig(MethodSection, use_attribute_docstrings=True):
         "lr", "Learning rate", low=1e-4, high=1.0, log=True, gt=0, step_time=False, by_name=_RATES
     )
     """Step size, of Muon that of hidden matrices; unset means the optimizer's own."""
+
+    lr_factor: float | None = described(
+        None,
+        "Rate factor",
+        low=0.25,
+        high=8.0,
+        log=True,
+        gt=0,
+        step_time=False,
+        when=optimizer_is(why_not="{name} has no rates of the task's; set `optimizer.lr`"),
+    )
+    """For the task's own optimizer, whatever it is: multiplies the rate of each of its groups; unset means 1."""
 
     aux_lr: float | None = _hyper(
         "aux_lr", "Auxiliary learning rate", low=0.001, high=0.03, log=True, gt=0, step_time=False
@@ -163,6 +178,11 @@ class OptimizerConfig(MethodSection, use_attribute_docstrings=True):
     def takes(self, hyper_parameter: str) -> bool:
         """Return whether the named optimizer has this hyper-parameter (without a name: unknown, so True)."""
         return self.name is None or hyper_parameter in HYPER_PARAMETERS[self.name]
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _tasks(cls, value: Any) -> Any:
+        return None if value == TASKS_OWN else value  # TOML has no null
 
     @field_validator("betas", mode="before")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -105,6 +105,12 @@ def clear_gradients(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def scale_rates(groups: Iterable[dict[str, Any]], factor: float) -> None:
+    """Multiply the learning rates of parameter groups, those that a scheduler begins with among them."""
+    for group in groups:
+        group |= {name: group[name] * factor for name in ("lr", "initial_lr") if name in group}
 
 
 def exact_flag(found_inf: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from workbench.config import BoostConfig, Plan, describe_parameters
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.registry import METHODS
 
+RATES = ("optimizer.lr", "optimizer.lr_factor", "batch.lr_rule")
+"""Paths that decide about the learning rate of an optimizer."""
+
 _ACCUMULATES = next(method for method in METHODS if method.micro_batches)
 ACCUMULATION = (_ACCUMULATES.micro_batches, _ACCUMULATES.switch)
 """Path of the micro-batches per update, and that of the switch that goes with it."""
@@ -112,8 +115,15 @@ def accumulates_twice(steps: int) -> str:
     )
 
 
+def rate_factor(config: BoostConfig) -> float:
+    """Return what a configuration multiplies the rates of an optimizer by."""
+    section = config.optimizer
+    own = 1.0 if section is None or section.name is not None else section.lr_factor or 1.0
+    return own * config.part(BatchSection).rate_factor()
+
+
 def learning_rate(config: BoostConfig, own: float | None) -> float | None:
-    """Return the rate of the first update at full height: the section's, else ``own``, as ``batch.lr_rule`` has it."""
+    """Return the rate of the first update at full height: the section's, else ``own``, times `rate_factor`."""
     section = config.optimizer
     rate = own if section is None or section.lr is None else section.lr
-    return None if rate is None else rate * config.part(BatchSection).rate_factor()
+    return None if rate is None else rate * rate_factor(config)

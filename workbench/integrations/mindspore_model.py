@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.config import BOOST_SECTIONS, SWITCHES, BoostConfig, OptimizerConfig, describe_parameters
-from workbench.integrations.carried import Carried, Sorting, learning_rate
-from workbench.methods.batch.section import BatchSection
+from workbench.integrations.carried import RATES, Carried, Sorting, learning_rate, rate_factor
 
 _ADAM = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "eps"}
 _OPTIMIZERS: dict[str, tuple[str, dict[str, str]]] = {  # ours -> theirs, with the names of its arguments
@@ -90,9 +89,10 @@ def _loss_scale(sorting: Sorting) -> None:
 
 
 def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
-    """Carry the optimizer and the rule by which the batch changes its rate."""
+    """Carry the optimizer and what multiplies its rate."""
     name = sorting.value("optimizer.name")
-    fields = [one for one in OptimizerConfig.model_fields if one != "name" and sorting.is_chosen(f"optimizer.{one}")]
+    names = [one for one in OptimizerConfig.model_fields if one not in {"name", "lr_factor"}]
+    fields = [one for one in names if sorting.is_chosen(f"optimizer.{one}")]
     if name is None:
         known, call = {"lr": "learning_rate"} if set(fields) <= {"lr"} else {}, "your optimizer"
     else:
@@ -110,11 +110,10 @@ def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
     paths = ["optimizer.name", *(f"optimizer.{one}" for one in fields)]
     if (rate := learning_rate(config, 1e-3 if name else None)) is not None:
         values["learning_rate"] = rate
-    if sorting.is_chosen("batch.lr_rule"):
-        paths.append("batch.lr_rule")
-        values.setdefault("learning_rate", f"{config.part(BatchSection).rate_factor():g} x")
+    if any(map(sorting.is_chosen, RATES[1:])):
+        values.setdefault("learning_rate", f"{rate_factor(config):g} x")
     if values or name is not None:
-        sorting.carry(*paths, **{call: values})
+        sorting.carry(*paths, *RATES, **{call: values})
 
 
 def _course(sorting: Sorting) -> None:

@@ -43,6 +43,7 @@ ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # what it is -> its confi
     "thor": ("optimizer.name", {"optimizer.name": "thor"}),
     "adam_offload": ("optimizer.name", {"optimizer.name": "adam_offload"}),
     "another rate of today's optimizer": ("optimizer.lr", {"optimizer.lr": 0.01}),
+    "all rates of today's optimizer, multiplied": ("optimizer.lr_factor", {"optimizer.lr_factor": 2.0}),
     "a shorter run": ("schedule.length", {"schedule.length": 0.5}),
     "a shorter run, linear": ("schedule.shape", {"schedule.length": 0.5, "schedule.shape": "linear"}),
     "cosine": ("schedule.shape", {"schedule.shape": "cosine"}),

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from workbench.config import BoostConfig, OptimizerConfig
-from workbench.integrations.carried import ACCUMULATION, Carried, Sorting, learning_rate
-from workbench.methods.batch.section import BatchSection
+from workbench.integrations.carried import ACCUMULATION, RATES, Carried, Sorting, learning_rate, rate_factor
 from workbench.methods.registry import METHODS
 
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")  # of ours with these names, torch's own are built
@@ -92,9 +91,10 @@ def _runtime(sorting: Sorting) -> None:
 
 
 def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
-    """Carry the optimizer and the rule by which the batch changes its rate."""
-    name, follows = sorting.value("optimizer.name"), sorting.is_chosen("batch.lr_rule")
-    fields = [one for one in OptimizerConfig.model_fields if one != "name" and sorting.is_chosen(f"optimizer.{one}")]
+    """Carry the optimizer and what multiplies its rate."""
+    name, is_scaled = sorting.value("optimizer.name"), any(map(sorting.is_chosen, RATES[1:]))
+    names = [one for one in OptimizerConfig.model_fields if one not in {"name", "lr_factor"}]
+    fields = [one for one in names if sorting.is_chosen(f"optimizer.{one}")]
     if name not in (None, *_OPTIMIZERS) or "aux_lr" in fields:
         sorting.leave(_MUON if name in (None, "Muon") else f"torch.optim has no {name} of this kind", "optimizer")
         sorting.leave("the rate that follows is that of the optimizer", "batch.lr_rule")
@@ -103,15 +103,13 @@ def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
     call = "optimizer.param_groups" if name is None else f"torch.optim.{name}"
     takes = {} if name is None else inspect.signature(getattr(torch.optim, name)).parameters
     own = takes["lr"].default if takes else None
-    if follows and (rate := learning_rate(config, own)) is not None:
-        options["lr"] = rate
-    elif follows:  # whatever it is
-        options["lr"] = f"{config.part(BatchSection).rate_factor():g} x"
+    if is_scaled:  # whatever it is
+        rate = learning_rate(config, own)
+        options["lr"] = f"{rate_factor(config):g} x" if rate is None else rate
     if "fused" in takes:
         options["fused"] = True
     if options or name is not None:
-        paths = ["optimizer.name", *(f"optimizer.{one}" for one in fields), "batch.lr_rule"]
-        sorting.carry(*paths, **{call: options})
+        sorting.carry("optimizer.name", *(f"optimizer.{one}" for one in fields), *RATES, **{call: options})
 
 
 def _course(sorting: Sorting) -> None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from workbench.config import CompatibilityConfig, OptimizerConfig
 from workbench.core.sparse_tables import sparse_tables
-from workbench.core.step_optimizer import StepOptimizer
+from workbench.core.step_optimizer import StepOptimizer, scale_rates
 from workbench.core.torch_internals import has_fused_kernel
 from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.optim.muon.optimizer import Muon
@@ -65,17 +65,20 @@ def change_optimizer_(optimizer: Optimizer, config: OptimizerConfig) -> None:
     An optimizer that has no such hyper-parameter, or a course of its own for it, is a ValueError.
     """
     for name, value in config.hyper_parameters().items():
-        if name == "lr" and isinstance(optimizer, StepOptimizer) and optimizer.has_own_rates:
+        if name in {"lr", "lr_factor"} and isinstance(optimizer, StepOptimizer) and optimizer.has_own_rates:
             raise ValueError(
-                f"`optimizer.lr` is set, but the {type(optimizer).__name__} was given a rate for each step"
+                f"`optimizer.{name}` is set, but the {type(optimizer).__name__} was given a rate for each step"
             )
-        groups, option = optimizer.param_groups, name
+        groups, option = optimizer.param_groups, "lr" if name == "lr_factor" else name
         if isinstance(optimizer, Muon) and name in {"lr", "aux_lr"}:  # one option, of two kinds of groups
             groups = [group for group in groups if group["matrices"] is (name == "lr")]
             option = "lr"
+        if any(option not in group for group in groups):
+            raise ValueError(f"`optimizer.{name}` is set, but {type(optimizer).__name__} has no such parameter")
+        if name == "lr_factor":
+            scale_rates(groups, value)
+            continue
         for group in groups:
-            if option not in group:
-                raise ValueError(f"`optimizer.{name}` is set, but {type(optimizer).__name__} has no such parameter")
             group[option] = value
 
 

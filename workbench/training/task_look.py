@@ -79,6 +79,7 @@ class TaskLook:
     unfused: str = ""  # that the task's optimizer could be fused, a sentence; empty where it is or cannot be
     untrained: str = ""  # which parameters of the loss get gradients that no optimizer uses, a sentence
     sets_rates: bool = False  # whether the schedule goes up to other rates than the optimizer's, as OneCycleLR does
+    rises_to: float = 1.0  # times the optimizer's rates, the highest of such a schedule; 0 where its groups differ
 
 
 def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> TaskLook:
@@ -127,6 +128,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             unfused="" if sparse_tables(model) else _unfused(optimizer),
             untrained=untrained,
             sets_rates=sets_rates,
+            rises_to=_one_factor(highest) if sets_rates else 1.0,
         )
 
 
@@ -290,6 +292,12 @@ def _course(task: Task, optimizer: Optimizer, steps: int) -> Sequence[tuple[floa
 def _highest(course: Sequence[tuple[float, ...]]) -> list[float]:
     """Return the highest factor of each group."""
     return [max(factors) for factors in zip(*course, strict=True)]
+
+
+def _one_factor(highest: Sequence[float]) -> float:
+    """Return the factor of all groups that have a rate; 0 where there are several."""
+    factors = [factor for factor in highest if factor]
+    return factors[0] if max(factors) < (1.0 + _ABOUT) * min(factors) else 0.0
 
 
 def _doubled(optimizer: Optimizer) -> Optimizer:

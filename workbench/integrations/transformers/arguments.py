@@ -17,7 +17,7 @@ import torch
 
 from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.core.warning import warn
-from workbench.integrations.carried import ACCUMULATION, Carried, Sorting, learning_rate
+from workbench.integrations.carried import ACCUMULATION, RATES, Carried, Sorting, learning_rate
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.registry import METHODS
@@ -152,7 +152,7 @@ class _Sorted:
             return
         name = section.name
         if name not in _OPTIMIZERS:
-            self.sorting.leave(f"the Trainer has no optimizer {name}", "optimizer", "batch.lr_rule")
+            self.sorting.leave(f"the Trainer has no optimizer {name}", "optimizer", *RATES)
             return
         # What the section leaves out is torch's own default, and the Trainer's arguments have others.
         usual = inspect.signature(getattr(torch.optim, name)).parameters
@@ -161,7 +161,7 @@ class _Sorted:
         self.rate = learning_rate(self.config, values["lr"])
         carry = self.sorting.carry
         carry("optimizer.name", optim=_OPTIMIZERS[name])
-        carry("optimizer.lr", "batch.lr_rule", learning_rate=self.rate)
+        carry(*RATES, learning_rate=self.rate)
         carry("optimizer.weight_decay", weight_decay=float(values["weight_decay"]))
         if name == "AdamW":
             carry("optimizer.betas", adam_beta1=values["betas"][0], adam_beta2=values["betas"][1])
@@ -174,9 +174,9 @@ class _Sorted:
     def _own_optimizer(self) -> None:
         """Change the arguments of the current optimizer."""
         section = self.config.optimizer
-        if self._is_chosen("optimizer.lr", "batch.lr_rule"):
+        if self._is_chosen(*RATES):
             self.rate = learning_rate(self.config, self.today.get("learning_rate"))
-            self.sorting.carry("optimizer.lr", "batch.lr_rule", learning_rate=self.rate)
+            self.sorting.carry(*RATES, learning_rate=self.rate)
         if section is None:
             return
         self.sorting.take("optimizer.weight_decay", lambda decay: {"weight_decay": decay})

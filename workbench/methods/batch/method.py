@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from workbench.config import BoostConfig
 from workbench.core.batch import batch_size_of, entries_of, is_array, is_list, length_of, with_entries
+from workbench.core.step_optimizer import scale_rates
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.protocol import FirstBatch, Method, Preparation
 
@@ -157,10 +158,7 @@ class BatchMethod(Method):
         """Multiply the rates, before anything wraps the optimizer."""
         factor = self.config.part(BatchSection).rate_factor()
         if factor != 1.0:
-            for group in preparation.optimizer.param_groups:
-                for name in ("lr", "initial_lr"):
-                    if name in group:
-                        group[name] = group[name] * factor
+            scale_rates(preparation.optimizer.param_groups, factor)
 
     def passes(self, n_batches: float) -> float:
         """Return the passes over as many samples."""

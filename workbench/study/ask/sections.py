@@ -218,6 +218,11 @@ class SetUpSection(Part):
         "Configuration path and values of what changes the time alone; every combination is timed, and the fastest is "
         "taken.",
     )
+    plain_rate: Literal["optimizer.lr", "optimizer.lr_factor"] = described(
+        "optimizer.lr",
+        "Rate of tuned plain",
+        "What its rates are: one for all of the task's groups, or a factor on each one's own.",
+    )
     plain_rates: list[float] = described([], "Rates of tuned plain", "Learning rates that tuned plain tries.")
     plain_shape: str = described("task", "Shape of tuned plain", "Shape of tuned plain's shorter schedule.")
     plain_runs: int = described(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from workbench.config import BoostConfig, Facts, describe_parameters
+from workbench.config import TASKS_OWN, BoostConfig, Facts, describe_parameters
 from workbench.core.other_work import other_work_now
 from workbench.core.processor import too_many_threads
 from workbench.core.text import format_duration
@@ -172,7 +172,7 @@ def _for_set_ups(room: _Room, horizon: int, left_out: list[str]) -> dict[str, An
         "baseline": _low_precision(look, runtime),
         "sampler": {"name": "promise"},
         "set_up": {
-            "plain_rates": _plain_rates(look),
+            **_plain_rates(look),
             "plain_shape": "task" if look.has_scheduler and not look.sets_rates else "linear",
             **({"todays_steps": steps} if horizon < steps else {}),
             "left_out": left_out,
@@ -228,7 +228,7 @@ def _minutes(number: float) -> str:
 
 def _space(look: TaskLook, left_out: list[str]) -> dict[str, Any]:
     names = _optimizers(look, left_out)
-    space: dict[str, Any] = {"optimizer.name": names} if names else {}
+    space: dict[str, Any] = {} if names == [TASKS_OWN] else {"optimizer.name": names}
 
     def add(what: str, why_not: str, values: Mapping[str, Any]) -> None:
         if why_not:
@@ -277,19 +277,24 @@ def _optimizers(look: TaskLook, left_out: list[str]) -> list[str]:
         why_not = "the network's embeddings have sparse gradients, which they do not take"
     if why_not:
         left_out.append(_left_out("Other optimizers are", why_not))
-        return []
-    if not own:
-        left_out.append(f"The task's own optimizer, {look.optimizer}, is tried at its own settings only.")
+        return [TASKS_OWN]
     names = ["AdamW"] if own not in ("Adam", "AdamW") else [own]
     if look.matrices:
         names.append("Muon")
     else:
         left_out.append(_left_out("Muon is", "the network has no hidden matrices"))
-    return names + ([own] if own and own not in names else [])
+    if not own:
+        searched = "nothing but its rate" if _ranges(look, TASKS_OWN) else "nothing"
+        left_out.append(f"Of the task's own optimizer, {look.optimizer}, {searched} is searched.")
+        own = TASKS_OWN
+    return names + ([own] if own not in names else [])
 
 
 def _ranges(look: TaskLook, name: str) -> dict[str, Any]:
     """Return the ranges of an optimizer's hyper-parameters: around the task's own where it is the same family."""
+    if name == TASKS_OWN:  # whatever its rates are
+        about = look.rises_to if any(look.rates) else 0.0
+        return {"optimizer.lr_factor": {"low": about / 4, "high": about * 8, "log": True}} if about else {}
     found: dict[str, Any] = {f"optimizer.lr[{name}]": True}
     if name == look.optimizer:
         found[f"optimizer.lr[{name}]"] = {"low": look.rates[0] / 4, "high": look.rates[0] * 8, "log": True}
@@ -298,7 +303,7 @@ def _ranges(look: TaskLook, name: str) -> dict[str, Any]:
             found[f"optimizer.momentum[{name}]"] = [look.momentum]
             found[f"optimizer.nesterov[{name}]"] = [True]
     if name == "Muon":
-        found["optimizer.aux_lr"] = {"low": 0.001, "high": 0.03, "log": True}
+        found["optimizer.aux_lr[Muon]"] = {"low": 0.001, "high": 0.03, "log": True}
     return found
 
 
@@ -327,8 +332,11 @@ def _runtime(look: TaskLook, not_compiled: str, left_out: list[str]) -> dict[str
     return runtime
 
 
-def _plain_rates(look: TaskLook) -> list[float]:
-    """Return the rates of tuned plain; none where groups have their own rates."""
-    if len(set(look.rates)) > 1 or look.rates[0] <= 0.0:
-        return []
-    return [float(f"{look.rates[0] * multiple:.4g}") for multiple in _RATE_MULTIPLES]
+def _plain_rates(look: TaskLook) -> dict[str, Any]:
+    """Return the rates of tuned plain; factors on them where groups have their own, and none where there are none."""
+    is_one = len(set(look.rates)) == 1
+    about = look.rates[0] if is_one else look.rises_to
+    if about <= 0.0:
+        return {}
+    rates = [float(f"{about * multiple:.4g}") for multiple in _RATE_MULTIPLES]
+    return {**({} if is_one else {"plain_rate": "optimizer.lr_factor"}), "plain_rates": rates}

@@ -32,7 +32,7 @@ from workbench.study.store.stored_records import GIVEN, allowed_drop_of
 PLAIN = "tuned_plain"  # user attribute of a trial of tuned plain
 
 _STORED = "tuned_plain_beside"
-_LENGTH, _RATE = "schedule.length", "optimizer.lr"
+_LENGTH = "schedule.length"
 _SHORTEST, _N_LENGTHS, _N_RATES = 0.1, 24, 9
 _FIRST_LENGTHS = (0.6, 0.5, 0.4)
 _LIKELY = 0.5
@@ -51,7 +51,7 @@ def plain_standing(
     attributes, trials, rates = study.user_attrs, study.get_trials(deepcopy=False), file.set_up.plain_rates
     own = [trial for trial in trials if trial.user_attrs.get(PLAIN) or trial.user_attrs.get("baseline")]
     varied = [Dimension(_LENGTH, "float", low=_SHORTEST, high=1.0, log=True)]
-    varied += [Dimension(_RATE, "float", low=min(rates), high=max(rates), log=True)] if rates else []
+    varied += [Dimension(file.set_up.plain_rate, "float", low=min(rates), high=max(rates), log=True)] if rates else []
     allowed = allowed_drop_of(attributes) if allowed is None else allowed
     return standing_of(own, varied, allowed, file.confirm.usual_seeds, attributes, also, margin=0.0)
 
@@ -70,17 +70,17 @@ def next_plain(study: optuna.Study, file: StudyFile) -> dict[str, Any] | None:
     begun = sum(trial.state != TrialState.WAITING for trial in own)
     if begun < len(_FIRST_LENGTHS):
         return _given(file, _FIRST_LENGTHS[begun], rates[min(begun, len(rates) - 1)])
-    standing = plain_standing(study, file)
+    standing, path = plain_standing(study, file), file.set_up.plain_rate
     # Those that failed, too: they would again.
     given = [trial.user_attrs[GIVEN] for trial in own if trial.state != TrialState.WAITING]
-    tried = {(round(float(one[_LENGTH]), 4), one.get(_RATE)) for one in given}
+    tried = {(round(float(one[_LENGTH]), 4), one.get(path)) for one in given}
     points: list[tuple[float, float | None]] = []
     for length in (round(float(one), 4) for one in np.geomspace(_SHORTEST, 1.0, _N_LENGTHS, endpoint=False)):
         if length < standing.best_time:
             points += [(length, rate) for rate in _between(rates) if (length, rate) not in tried]
     if not points:
         return None
-    sure = standing.model.probability([{_LENGTH: length, _RATE: rate} for length, rate in points])
+    sure = standing.model.probability([{_LENGTH: length, path: rate} for length, rate in points])
     lengths = np.array([length for length, _ in points])
     promise = sure * np.log(standing.best_time / lengths) / (lengths + 0.5)
     return _given(file, *points[int(np.argmax(promise))])
@@ -90,7 +90,7 @@ def _given(file: StudyFile, length: float, rate: float | None) -> dict[str, Any]
     base = file.base_config().leaves()
     runtime = {path: base[path] for path in file.set_up.runtime}  # as given: no choice of the runtime either
     given = {**runtime, _LENGTH: length, "schedule.shape": file.set_up.plain_shape}
-    return given if rate is None else {**given, _RATE: rate}
+    return given if rate is None else {**given, file.set_up.plain_rate: rate}
 
 
 def _between(rates: Sequence[float | None]) -> list[float | None]:
