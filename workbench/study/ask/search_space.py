@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import optuna
@@ -20,6 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from workbench.config import (
     SWITCHES,
+    TASKS_OWN,
     BoostConfig,
     ConfigError,
     acts,
@@ -49,6 +50,7 @@ class Dimension:
     log: bool = False  # whether it is walked in logarithmic steps
     step: float | None = None  # grid of the numbers
     but_for: tuple[str, ...] = ()  # of a bare path: optimizers that have their own range in the study
+    usual: Any = None  # the value of a plan that states none, as the baseline has it; None where that is unknown
 
     @property
     def parameter(self) -> str:
@@ -143,6 +145,21 @@ class SearchedSpace:
     plans: StudyPlans
     #: What `_may_be_in_effect` has answered, by the dimension and the values that it is asked beside.
     _may_be: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def with_usual(self) -> SearchedSpace:
+        """Return the space whose dimensions know what a plan has that does not state their value."""
+        paths = {one.parameter for one in self.dimensions}
+        leaves = {path: value for path, value in self.base.leaves().items() if value is not None}
+        unset = {"optimizer.name": TASKS_OWN, "optimizer.lr_factor": 1.0, **dict.fromkeys(_SWITCHES, False)}
+
+        def usual(one: Dimension) -> Any:
+            value = leaves.get(one.parameter, unset.get(one.path))
+            if one.kind == "choice":
+                return value if value in one.choices else None
+            is_free = paths.isdisjoint(parents_of(one.parameter))  # else those without one may not be in effect
+            return value if is_free and value is not None and one.low <= value <= one.high else None
+
+        return replace(self, dimensions=tuple(replace(one, usual=usual(one)) for one in self.dimensions))
 
     @functools.cached_property
     def distributions(self) -> dict[str, BaseDistribution]:

@@ -99,7 +99,7 @@ class StudyFile(Part):
             space = self._asked_space
             if self._network is not None:
                 space = without_equal_levels(within_network(space)[0])[0]
-            self._searched = space
+            self._searched = space.with_usual()
         return self._searched
 
     @property

@@ -55,6 +55,7 @@ _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFE = 0.99  # where a set-up keeps the quality as surely as that, no form of it has to be safer
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
 _BOLD = 0.5  # how probably a set-up's bolder form keeps the quality
+_SHORTEST_FORM, _SHORTEST = 0.5, 0.8  # of a set-up's length: a bolder form's, and what another one is expected to need
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,15 +252,18 @@ class Attributor:
     def train_forms(self, number: int, *, bolder: bool) -> None:
         """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
 
-        One that surely keeps the quality needs none. The bolder form is so short that it keeps it as probably as not.
+        One that surely keeps the quality needs none, and has two bolder forms. The boldest is so short that it keeps
+        the quality as probably as not.
         """
         trials = self.study.get_trials(deepcopy=False)
         config, values = self._set_up_of(trials[number])
         length = config.leaves()[_LENGTH]
         sure = standing_now(self.study, self.file).sure.get(number, 0.0)
         lengths = {"safer": length * (_SAFER if sure >= SURE else _SAFER_UNSURE)} if sure < _SAFE else {}
-        if bolder:
-            lengths["bolder"] = min(self._expected(values).length, length)
+        names = (["bolder"] if lengths else ["a little bolder", "bolder"]) if bolder else []
+        for name in names:
+            probability = _BOLD if name == "bolder" else SURE
+            lengths[name] = min(self._expected(values, probability, _SHORTEST_FORM).length, length)
         forms = [one for one in trials if one.state.is_finished() and one.user_attrs.get(FORM_OF) == number]
         known = {one.user_attrs["purpose"] for one in forms}
         for name, other in lengths.items():
@@ -328,10 +332,10 @@ class Attributor:
         ratio = self._timed({**values, _LENGTH: min(length, 1.0)})[1].ratio * max(length, 1.0)
         return _Needed(ratio, spread, length, freedom, values, runs)
 
-    def _expected(self, values: Mapping[str, Any], sure: float = _BOLD) -> _Needed:
-        """Return what the regression expects a set-up to need, with a probability."""
+    def _expected(self, values: Mapping[str, Any], sure: float = _BOLD, shortest: float = _SHORTEST) -> _Needed:
+        """Return what the regression expects a set-up to need, with a probability: at least a share of its length."""
         standing = standing_now(self.study, self.file)
-        lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * 0.8, 1.0, 32)
+        lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * shortest, 1.0, 32)
         found = standing.model.probability([{**values, _LENGTH: length} for length in lengths])
         able = np.flatnonzero(found >= sure)
         return self._needed_at(values, float(lengths[able[0]]) if len(able) else 1.0)

@@ -39,10 +39,11 @@ class Tried:
 
 
 def point_of(dimensions: Sequence[Dimension], values: Mapping[str, Any]) -> np.ndarray:
-    """Return a plan's parameters as a point; those without a value are in the middle."""
+    """Return a plan's parameters as a point; those without a value have the usual one, or are in the middle."""
     point: list[float] = []
     for one in dimensions:
         value = _value_of(one, values)
+        value = one.usual if value is None else value
         if one.kind == "choice":
             if len(one.choices) > 1:
                 point += [0.7 * (value == choice) for choice in one.choices]  # two choices lie 1 apart
