@@ -60,6 +60,12 @@ def test_the_rates_are_those_of_the_schedule() -> None:
     assert module["learning_rates"]() == pytest.approx(expected)
 
 
+def test_rates_that_are_multiplied_are_so_in_the_file() -> None:
+    text = text_of(PLAIN | {"optimizer": {"lr_factor": 1.5}, "batch": {"factor": 4.0, "lr_rule": "sqrt"}})
+    assert "its rates, 3 x today's." in text
+    assert "learning_rate=learning_rates(3 * 0.1)" in text
+
+
 def histogram(group: str, exponent: int) -> dict[str, Any]:
     return {"group": group, "lowest": exponent, "counts": [10], "zeros": 0, "nonfinite": 0}
 

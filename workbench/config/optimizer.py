@@ -92,7 +92,7 @@ class OptimizerConfig(MethodSection, use_attribute_docstrings=True):
 
     lr_factor: float | None = described(
         None,
-        "Rate factor",
+        "Learning rate factor",
         low=0.25,
         high=8.0,
         log=True,
