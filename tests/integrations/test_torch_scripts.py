@@ -18,6 +18,7 @@ from workbench.integrations.scripts.writing import write_script
 from workbench.tasks import load_task
 from workbench.training.evaluation import evaluate
 from workbench.training.setup import prepare
+from workbench.training.task_look import look_at
 
 QUICKSTART = Path(__file__).parents[2] / "studies/quickstart/published/boost_config.o1.json"
 PLAIN: dict[str, Any] = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
@@ -287,6 +288,58 @@ def test_a_script_calls_model_and_loss_with_what_a_batch_holds_as_the_task_does(
     task, config = own_task(tmp_path, two_towers(batch, loss, metric, activation)), BoostConfig.from_dict(PLAIN)
     script = written(tmp_path, task, config, 20)
     assert run_here(tmp_path / script.name) == pytest.approx(trained_here(task, config, 20), rel=1e-6)
+
+
+PADDED = '''\
+"""Texts that are padded to the longest of a batch."""
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from workbench import Task
+
+
+@dataclasses.dataclass
+class Texts:
+    words: torch.Tensor
+    labels: torch.Tensor
+
+    def joined(self, batches):
+        longest = max(one.words.shape[1] for one in batches)
+        words = [nn.functional.pad(one.words, (0, longest - one.words.shape[1])) for one in batches]
+        return Texts(torch.cat(words), torch.cat([one.labels for one in batches]))
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(12, 8, padding_idx=0), nn.Linear(8, 2)
+
+    def forward(self, words):
+        return self.out(self.words(words).sum(1) / (words > 0).sum(1, keepdim=True))
+
+
+def texts(seed):
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(1, 12, (8, 3 + seed % 5), generator=generator)
+    return Texts(words, (words.sum(1) > 6.5 * words.shape[1]).long())
+
+
+task = Task(name="own", model=Mean, loss=nn.CrossEntropyLoss(), train=[texts(seed) for seed in range(20)],
+            optimizer=lambda named: torch.optim.SGD([parameter for _, parameter in named], lr=0.5),
+            evaluate=[texts(seed) for seed in range(20, 30)], metric="accuracy")
+'''
+
+
+def test_batches_that_know_how_are_padded_together_here_and_in_a_script(tmp_path: Path) -> None:
+    task, config = own_task(tmp_path, PADDED), BoostConfig.from_dict(PLAIN | {"batch": {"factor": 4.0}})
+    assert not look_at(load_task(task), torch.device("cpu"), 40).no_merging
+    script = written(tmp_path, task, config, 40)
+    assert "needs nothing of workbench" in script.needs
+    assert run_here(tmp_path / script.name) == pytest.approx(trained_here(task, config, 40), rel=1e-6)
 
 
 OWN_METRICS = """

@@ -180,7 +180,7 @@ def test_batches_that_are_dataclasses_are_concatenated_and_cut() -> None:
 
 
 def test_batches_of_other_shapes_are_refused_with_the_way_out() -> None:
-    with pytest.raises(ValueError, match=r"shapes \(2, 3\), \(2, 4\) cannot be concatenated; leave `batch.factor`"):
+    with pytest.raises(ValueError, match=r"shapes \(2, 3\), \(2, 4\) cannot be concatenated without a method joined"):
         concatenated([torch.zeros(2, 3), torch.zeros(2, 4)])
     packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(2), torch.zeros(1)]), torch.zeros(2)
     with pytest.raises(ValueError, match=r"packed sequences cannot be concatenated or cut; give them padded"):

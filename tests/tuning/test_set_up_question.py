@@ -232,7 +232,8 @@ def test_a_schedule_that_waits_for_a_metric_is_refused_in_a_sentence() -> None:
     [
         (
             [(torch.ones(4, 6 + i % 2), torch.ones(4, 1)) for i in range(4)],
-            "batches of shapes (4, 6), (4, 7), (4, 6) at batch[0] cannot be concatenated",
+            "batches of shapes (4, 6), (4, 7), (4, 6) at batch[0] cannot be concatenated without a method "
+            "joined(batches) that pads them",
         ),
         (
             [(torch.ones(4, 6), torch.ones(4, 1), torch.ones(9 + i, 5)) for i in range(4)],

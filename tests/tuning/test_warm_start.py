@@ -147,6 +147,14 @@ def test_a_plan_is_mapped_to_another_space(
     assert sentences == told
 
 
+def test_a_plan_with_the_task_s_own_optimizer_keeps_it_where_it_is_a_choice() -> None:
+    rates = '"optimizer.lr_factor" = { low = 0.25, high = 8.0, log = true }'
+    own = EarlierPlan("earlier", BoostConfig().with_values({"optimizer.lr_factor": 2.0}), "O1")
+    with_it, without = (space(f'"optimizer.name" = [{names}]\n{rates}') for names in ('"AdamW", "task"', '"AdamW"'))
+    assert mapped_values(own, with_it) == ({"optimizer.name": "task", "optimizer.lr_factor": 2.0}, [])
+    assert mapped_values(own, without) == ({"optimizer.lr_factor": 2.0}, [])
+
+
 def test_a_switch_that_is_not_searched_is_said_where_it_differs() -> None:
     found, told = mapped_values(plan({"boost.grad_freeze": False}), space('"boost.less_bn" = [false, true]'))
     assert found == {"boost.less_bn": True}

@@ -122,7 +122,10 @@ def _joined(parts: Sequence[Any], place: str) -> Any:
     if any(part.shape[1:] != first.shape[1:] for part in parts):
         shapes = ", ".join(str(tuple(part.shape)) for part in parts[:3])
         where = "" if place == _WHOLE else f" at {place}"
-        raise ValueError(f"batches of shapes {shapes}{where} cannot be concatenated; leave `batch.factor` at 1")
+        raise ValueError(
+            f"batches of shapes {shapes}{where} cannot be concatenated without a method joined(batches) that pads "
+            "them; give them one, or leave `batch.factor` at 1"
+        )
     return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import optuna
 
-from workbench.config import SWITCHES, BoostConfig, ConfigError
+from workbench.config import SWITCHES, TASKS_OWN, BoostConfig, ConfigError
 from workbench.study.ask.search_space import Dimension, SearchedSpace
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
@@ -134,6 +134,8 @@ def mapped_values(plan: EarlierPlan, space: SearchedSpace) -> tuple[dict[str, An
     except ConfigError as error:
         return {}, [f"{plan.label}: {error}"]
     known = {**resolved.parameters_in_effect(), "level": plan.level, "boost.mode": "manual"}
+    if any(one.path == "optimizer.name" and TASKS_OWN in one.choices for one in space.dimensions):
+        known.setdefault("optimizer.name", TASKS_OWN)
     values: dict[str, Any] = {}
     remarks: list[str] = []
     for dimension in space.dimensions:
