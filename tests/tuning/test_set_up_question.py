@@ -272,6 +272,11 @@ def test_groups_with_rates_of_their_own_are_scaled_alike(highest: list[float] | 
     assert file.set_up.plain_rates == ([] if factor is None else [factor, 2 * factor, 4 * factor])
     assert file.set_up.plain_rate == ("optimizer.lr" if factor is None else "optimizer.lr_factor")
     assert "schedule.length" in paths(file)
+    shapes = next(one.choices for one in file.dimensions if one.path == "schedule.shape")
+    assert shapes == ("linear" if factor else "task",)
+    assert file.set_up.plain_shape == ("task" if highest and factor is None else "linear")
+    told = [one for one in question.left_out if "left out of tuned plain" in one]
+    assert ["from its highest, 0.05 and 0.5, takes" in one for one in told] == ([True] if factor == 5.0 else [])
 
 
 def test_a_table_with_sparse_gradients_keeps_the_optimizer_that_takes_them() -> None:

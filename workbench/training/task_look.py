@@ -297,7 +297,7 @@ def _highest(course: Sequence[tuple[float, ...]]) -> list[float]:
 def _one_factor(highest: Sequence[float]) -> float:
     """Return the factor of all groups that have a rate; 0 where there are several."""
     factors = [factor for factor in highest if factor]
-    return factors[0] if max(factors) < (1.0 + _ABOUT) * min(factors) else 0.0
+    return factors[0] if factors and max(factors) < (1.0 + _ABOUT) * min(factors) else 0.0
 
 
 def _doubled(optimizer: Optimizer) -> Optimizer:

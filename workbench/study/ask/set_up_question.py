@@ -157,10 +157,12 @@ def _for_set_ups(room: _Room, horizon: int, left_out: list[str]) -> dict[str, An
             f"{steps} would take longer than {_minutes(room.minutes)}; what it finds is confirmed at {horizon}. "
             f"For {steps}, give it {_minutes(needed)} and start over (--minutes {needed} --fresh)."
         )
-    if look.sets_rates:
+    # Where it sets the rate of each group by itself, no factor on the optimizer's can stand for it.
+    if has_other_rates := look.sets_rates and look.rises_to > 0.0:
+        highest = " and ".join(f"{rate:.3g}" for rate in dict.fromkeys(look.rates))
         left_out.append(
-            "The task's own schedule is left out of tuned plain, because it goes up to another learning rate than "
-            f"the optimizer is given; a linear one from its highest rate, {look.rates[0]:.3g}, takes its place."
+            "The task's own schedule is left out of tuned plain, because it goes up to other learning rates than the "
+            f"optimizer is given; a linear one from its highest, {highest}, takes its place."
         )
     space = _space(look, left_out)
     seconds = horizon * look.step_seconds
@@ -173,7 +175,7 @@ def _for_set_ups(room: _Room, horizon: int, left_out: list[str]) -> dict[str, An
         "sampler": {"name": "promise"},
         "set_up": {
             **_plain_rates(look),
-            "plain_shape": "task" if look.has_scheduler and not look.sets_rates else "linear",
+            "plain_shape": "task" if look.has_scheduler and not has_other_rates else "linear",
             **({"todays_steps": steps} if horizon < steps else {}),
             "left_out": left_out,
             "runtime": runtime,
@@ -239,7 +241,7 @@ def _space(look: TaskLook, left_out: list[str]) -> dict[str, Any]:
     for name in names:
         space |= _ranges(look, name)
     space["schedule.length"] = {"low": 0.08, "high": 0.9, "log": True}
-    space["schedule.shape"] = ["linear"]
+    space["schedule.shape"] = ["linear" if look.rises_to or names != [TASKS_OWN] else "task"]
     space["schedule.warmup"] = {"low": 0.03, "high": 0.3, "log": True}
     add("Larger batches are", look.no_merging, {"batch.factor": [1.0, 2.0, 4.0], "batch.lr_rule": ["sqrt"]})
     network, config = look.network, BoostConfig()
