@@ -371,6 +371,44 @@ def test_where_no_shorter_run_keeps_the_quality_the_faster_runtime_alone_is_a_ga
     assert factors["amp O2 float16"] == pytest.approx(1.0 / 0.6)
 
 
+def with_amp_taking(share: float, folder: Path) -> SurfaceRunner:
+    """Return a runner where amp O2 takes a share of its usual time, and shorter runs lose little."""
+
+    def truth(config: BoostConfig) -> float:
+        return 0.98 - 0.005 * math.log(1.0 / config.part(ScheduleSection).length)
+
+    return SurfaceRunner(
+        folder,
+        noise=0.001,
+        truth=truth,
+        trained=lambda job, run: replace(run, seconds=run.seconds * (share if job.config.amp.level == "O2" else 1.0)),
+        timed=lambda job, speed: scaled(speed, share if job.candidate[0].amp.level == "O2" else 1.0),
+    )
+
+
+@pytest.mark.parametrize(("share", "is_tried"), [(0.75, True), (1.0, False)])
+def test_tuned_plain_is_tried_in_a_runtime_that_saves_much_and_competes(
+    tmp_path: Path, share: float, is_tried: bool
+) -> None:
+    """Amp O2 takes 0.6 of the time, or 0.8."""
+    set_up = '[set_up.runtime]\n"amp.level" = ["O0", "O2"]'
+    folder = write(tmp_path / "study", space=LINEAR, plain_runs=4, set_up=set_up)
+    result = run(folder, with_amp_taking(share, folder), trials=1)
+    trials = stored_trials(folder)
+    plain = [one.user_attrs["given"] for one in trials if PLAIN in one.user_attrs]
+    assert {one["amp.level"] for one in plain} == {"O0"}
+    without = [{path: value for path, value in one.items() if path != "amp.level"} for one in plain]
+    joined = [one for one in trials if PLAIN not in one.user_attrs and one.user_attrs.get("given") in without]
+    assert len(joined) == is_tried
+    if is_tried:
+        assert joined[0].number == len(plain) + 1, "before anything is drawn"
+        taken, config = taken_of(result)
+        assert config.amp.level == "O2"
+        assert taken.speedup > 1.3 * result.tuned_plain["o1"].speedup
+        factors = {part.part: part.factor for part in result.attribution["o1"]}
+        assert factors["amp O2 float16"] == pytest.approx(1.0 / 0.6)
+
+
 @pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_and_trains_nothing_again(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", n_trials=8, plain_runs=3, set_up="attribution_share = 0.0")

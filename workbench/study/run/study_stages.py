@@ -36,6 +36,7 @@ from workbench.study.set_up.stages import (
     settle,
     stage_ends,
     take_apart,
+    try_plain_in_runtime,
     try_runtime_alone,
 )
 from workbench.study.set_up.tuned_plain import compare_with_plain
@@ -103,7 +104,9 @@ class StudyStages:
             search.objective.trainers = self.trainers()
             find_plain(search, deadline=guard.limits.deadline, limit=limit)
             guard.limits.deadline = end
-            search.run_until(end)
+            search.until(end)
+            try_plain_in_runtime(search)
+            search.run()
         if not (has_found(study, file) if searches else self._compete()):
             # Nothing to take apart, or to confirm: the search has that time, too.
             guard.limits.deadline = times.confirmation_begins()

@@ -3,6 +3,7 @@
     O0 over several seeds: the quality to keep
     the runtime: what changes time alone, timed                          (`runtime_choice`)
     tuned plain: length and rate of the task as given                    (`tuned_plain`)
+    tuned plain in that runtime, where it saves much
     plans, drawn by promise, trained whole                               (`proposing`, `objective`)
     where the gain comes from, and what of the plan is no gain           (`attribution`)
 
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
 
@@ -27,7 +30,7 @@ from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor, is_explained
 from workbench.study.set_up.runtime_choice import RUNTIME_SHARE, runtime_ratio
 from workbench.study.set_up.standing import MOST_SEEDS, standing_now
-from workbench.study.set_up.tuned_plain import PLAIN, next_plain
+from workbench.study.set_up.tuned_plain import PLAIN, best_plain, next_plain
 from workbench.study.store.stored_records import GIVEN
 
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
@@ -76,19 +79,30 @@ def find_plain(search: Search, *, deadline: float | None, limit: float | None) -
             return
 
 
+def try_plain_in_runtime(search: Search) -> None:
+    """Train the best of tuned plain in the chosen runtime, where that saves much: two gains that surely add up."""
+    study, file = search.study, search.file
+    if runtime_ratio(study.user_attrs) > _WORTH_ALONE or (best := best_plain(study, file)) is None:
+        return
+    plain = study.get_trials(deepcopy=False)[best].user_attrs[GIVEN]
+    _train_in_runtime(search, {path: value for path, value in plain.items() if path not in file.set_up.runtime})
+
+
 def try_runtime_alone(search: Search, *, however_little: bool) -> None:
     """Train the task as given in the chosen runtime: a gain, where no other plan keeps the quality.
 
     What saves little is left, unless ``however_little`` counts as nothing else is searched.
     """
-    ratio = runtime_ratio(search.study.user_attrs)
-    if ratio >= 1.0 or (ratio > _WORTH_ALONE and not however_little):
-        return
+    if runtime_ratio(search.study.user_attrs) < (1.0 if however_little else _WORTH_ALONE):
+        _train_in_runtime(search, {})
+
+
+def _train_in_runtime(search: Search, values: Mapping[str, Any]) -> None:
     trials = search.study.get_trials(deepcopy=False)
-    if any(one.user_attrs.get(GIVEN) == {} and one.state.is_finished() for one in trials):
+    if any(one.user_attrs.get(GIVEN) == values and one.state.is_finished() for one in trials):
         return
     with contextlib.suppress(OutOfTimeError):
-        search.run_given({}, {})
+        search.run_given(values, {})
 
 
 def has_found(study: optuna.Study, file: StudyFile) -> bool:
