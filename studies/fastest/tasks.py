@@ -1,15 +1,17 @@
-"""Four tasks as a user might bring them, none like the built-in ones; nothing is downloaded.
+"""Five tasks as a user might bring them, none like the built-in ones; nothing is downloaded.
 
     workbench tune studies/fastest/tasks.py:waveforms --steps 600 --minutes 15
 
 `waveforms`: a residual 1-D convolution net on noisy signals. `modules_text`: which chapter of Python's help a passage
 comes from. `friedman`: a tabular regression (Friedman 1991). `masks`: segmentation of handwritten digits in clutter,
-with batches that are dicts and a loss of (model, batch).
+with batches that are dicts and a loss of (model, batch). `pictures`: handwritten digits in files that are decoded at
+each access, as photographs are.
 """
 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Iterable
 
 import torch
@@ -23,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from workbench.tasks import Task
 from workbench.tasks.digits import load_images
 
-__all__ = ["friedman", "masks", "modules_text", "waveforms"]
+__all__ = ["friedman", "masks", "modules_text", "pictures", "waveforms"]
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -261,4 +263,45 @@ def masks() -> Task:
         optimizer=lambda named: Adam([p for _, p in named], lr=1e-3),
         metric="loss",
         **loaders(ClutteredDigits(), 16, 500),
+    )
+
+
+# -- pictures in files ------------------------------------------------------------------------------------------------
+
+
+class CompressedDigits(Dataset[tuple[Tensor, Tensor]]):
+    """Digits of 8 x 8 pixels, enlarged to 64 x 64 under noise and compressed; decoded and halved at each access."""
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(3)
+        digits, self.labels = load_images()
+        digits = (digits - digits.min()) / (digits.max() - digits.min())
+        large = digits.reshape(-1, 8, 8).repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)
+        noisy = (large + 0.5 * torch.randn(large.shape, generator=draw)).clamp(0, 1)
+        self.files = [zlib.compress(one.numpy().tobytes()) for one in (255 * noisy).byte()]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        pixels = torch.frombuffer(bytearray(zlib.decompress(self.files[index])), dtype=torch.uint8)
+        picture = F.avg_pool2d(pixels.reshape(1, 1, 64, 64).float() / 255, 2)[0]
+        return (picture - 0.5) / 0.25, self.labels[index]
+
+
+def pictures() -> Task:
+    """Return the classification of pictures: SGD with momentum at a constant rate."""
+
+    def net() -> nn.Sequential:
+        first = [nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+        second = [nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
+        return nn.Sequential(*first, *second, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+
+    return Task(
+        name="pictures",
+        model=net,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda named: SGD([p for _, p in named], lr=0.05, momentum=0.9),
+        metric="accuracy",
+        **loaders(CompressedDigits(), 32, 450),
     )

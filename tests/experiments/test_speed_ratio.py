@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from tests.experiments.small_tasks import small_task
 from workbench.config import BoostConfig
@@ -215,6 +216,30 @@ def test_a_batch_that_counts_is_loaded_after_a_step_as_in_a_run(
     measured = measure(replace(task, train=train), PLAIN, PLAIN, steps_per_block=1, loading=True)
     assert (measured.ratio, measured.baseline_ms) == (1.0, 1e3 * expected)
     assert measure(task, PLAIN, PLAIN).baseline_ms == 2e3, "unless it does not count"
+
+
+@pytest.mark.parametrize(("factor", "ratio"), [(1.0, 2.0 / 5.0), (2.0, 2.0 / 5.0)])
+def test_samples_that_are_kept_are_read_in_a_runs_first_epoch_alone(
+    clock: FakeClock, factor: float, ratio: float
+) -> None:
+    """A step takes 2 seconds besides the reading of its three samples, in batches of twice the size, too."""
+
+    class Slow(Dataset[Any]):
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> Any:
+            clock.now += 1.0
+            return torch.full((4,), float(index)), index % 2
+
+    loader = DataLoader(Slow(), batch_size=3, shuffle=True)
+    task = replace(timed_task(clock, lambda _: 2.0), train=loader)
+    kept = BoostConfig().with_values({"runtime.data": "resident", "batch.factor": factor})
+    measured = measure(task, PLAIN, kept, steps_per_block=1, loading=True)
+    assert (measured.baseline_ms, measured.ratio) == (5e3, ratio)
+    assert (measured.reading_ms, measured.epoch) == (3e3, 4)
+    as_given = measure(task, PLAIN, PLAIN, steps_per_block=1, loading=True)
+    assert (as_given.ratio, as_given.reading_ms, as_given.epoch) == (1.0, 0.0, 0)
 
 
 @pytest.mark.parametrize(("step", "slow", "counted"), [(0.003, 12, False), (0.003, 40, True), (0.2, 12, True)])

@@ -16,6 +16,7 @@ from optuna.distributions import CategoricalDistribution
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, Dataset
 
 from workbench.config import NetworkFacts
 from workbench.core import devices
@@ -24,6 +25,7 @@ from workbench.study.ask.set_up_question import SetUpQuestion, ask
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
 from workbench.study.ask.task_study import begin_study, folder_of, threads_and_places
 from workbench.study.errors import StudyError
+from workbench.study.run.warm_up import NO_WARM_UP
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
 from workbench.tasks.loading import load_task
@@ -89,6 +91,7 @@ def test_threads_and_memory_are_tried_where_they_may_matter() -> None:
     found = parse_study(asked(look).text)
     assert (found.set_up.runtime["runtime.threads"], found.set_up.runtime["runtime.data"]) == ([4], ["resident"])
     assert found.study.threads is None
+    assert asked(replace(LOOK, not_kept="Not kept.")).left_out.count("Not kept.") == 1
 
 
 @pytest.mark.parametrize(
@@ -156,6 +159,22 @@ def test_a_gpu_is_asked_for_graphs_tf32_and_a_half_that_it_multiplies() -> None:
     assert older.base_config().amp.dtype == "float16"
     assert "runtime.cudnn_benchmark" not in older.set_up.runtime
     assert not chosen & parse_study(asked().text).set_up.runtime.keys()
+
+
+@pytest.mark.parametrize("augments", [False, True])
+def test_a_look_finds_samples_that_are_decoded_again_and_again(augments: bool) -> None:
+    class Files(Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.001)
+            noise = torch.randn(6) if augments else torch.zeros(6)
+            return torch.full((6,), index / 64) + noise, torch.ones(1)
+
+    look = look_at(regression(train=DataLoader(Files(), batch_size=8, shuffle=True)), CPU, 100)
+    assert look.gains_from_memory is not augments
+    assert ("random numbers are drawn when one is read" in look.not_kept) is augments
 
 
 def study_of(task: Task, steps: int = 100) -> tuple[SetUpQuestion, StudyFile]:
@@ -363,6 +382,9 @@ def test_of_a_training_too_long_for_the_time_faster_steps_are_searched() -> None
     assert (file.study.n_trials, file.sampler.name) == (8, "brute_force")
     plan = file.base_config().with_values({"amp.level": "O2"}).resolve("O1")
     assert (plan.less_bn, plan.grad_freeze) == (False, False)
+    assert NO_WARM_UP.speed_job(plan, file, 0).loading, "since the study asks how to read"
+    other = parse_study(asked(steps=100_000, minutes=2.0).text)
+    assert not NO_WARM_UP.speed_job(plan, other, 0).loading
     assert file.allowed_drops("accuracy") == {"o1": 0.005}
     assert file.allowed_drops("mse", 3.0) == {"o1": pytest.approx(0.03)}
     sentence = said(question, "The study trains 240 of 100000 batches and searches only what makes a step faster")

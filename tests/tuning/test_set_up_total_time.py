@@ -65,6 +65,18 @@ def test_compiling_and_a_warm_up_count_in_full_however_short_the_run(file: Study
         assert total_time(plan, step, STEPS, 50).ratio == pytest.approx(0.5 * length + 1000.0 / baseline_ms + 0.25)
 
 
+def test_samples_that_are_kept_are_read_once_and_those_that_a_run_does_not_reach_never(file: StudyFile) -> None:
+    step = SpeedMeasured(0.5, 0.4, 0.6, STEP_MS, reading_ms=3.0, epoch=STEPS // 2)
+    half, quarter = STEPS // 2, STEPS // 4
+    for changed, n_batches in (({}, half), ({"schedule__length": 0.25}, quarter), ({"batch__factor": 4.0}, half)):
+        plan = plan_of(file, **changed)
+        share, extra = passes_of(plan, STEPS) / STEPS, 3.0 * n_batches / (STEPS * STEP_MS)
+        whole = total_time(plan, step, STEPS)
+        expected = tuple(share * one + extra for one in (0.5, 0.4, 0.6))
+        assert (whole.ratio, whole.low, whole.high) == pytest.approx(expected)
+    assert SpeedMeasured.from_json(step.to_json()) == step
+
+
 def test_a_curriculum_takes_the_time_of_its_stages(file: StudyFile) -> None:
     growing = {"kind": "resolution", "start": 0.5, "until": 0.5, "stages": 2}
     plan = plan_of(file, **{f"curriculum__{name}": value for name, value in growing.items()})

@@ -147,8 +147,13 @@ def idle_places_to_train(device: str, threads: int | None = None, seconds: float
     if number == 1 or seconds < _WORTH_STARTING or (device != "cpu" and _accelerator() is not None):
         return 1
     idle = round(other_work_now().idle_cores())
-    memory = min(psutil.virtual_memory().available, memory_left()) // (2 * psutil.Process().memory_info().rss)
+    memory = free_host_memory() // (2 * psutil.Process().memory_info().rss)
     return max(1, min(number, idle // (threads or torch.get_num_threads()), int(memory)))
+
+
+def free_host_memory() -> float:
+    """Return how many bytes of the host's memory this process may still take."""
+    return min(float(psutil.virtual_memory().available), memory_left())
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -7,6 +7,7 @@ a source produces (``workbench.tasks.batches``), and the training draws from the
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import warnings
 from collections.abc import Iterable, Iterator
@@ -20,19 +21,23 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from workbench.core.batch import move_batch
 from workbench.core.warning import warn
 from workbench.tasks.batches import ShuffledBatches, opened_once
+from workbench.tasks.kept_samples import NotKeptError, keeping, over_numbers, reading_seconds, why_not_kept
 
+_WORTH_READING = 0.05  # share of a step that reading takes
+_FEWEST_EPOCHS = 2.0
 _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
 
 
 def resident(source: Any, device: torch.device) -> Any:
     """Return a source of the same batches whose samples lie on the device, moved there once.
 
-    Possible for a list, `ShuffledBatches` with ``held``, a ``DataLoader`` without code of the user's (over a
-    ``TensorDataset`` or parts of one, with torch's own way of making batches), and a function of a seed returning one.
+    Possible for a list, `ShuffledBatches` with ``held``, a ``DataLoader`` and a function of a seed that returns one.
+    Samples of a data set other than a ``TensorDataset`` stay in the host's memory, each once it has been read.
     """
     once = opened_once(source)
     if once is not None:
 
+        @functools.lru_cache(maxsize=1)  # what is kept is good for several streams
         def resident_of(seed: int) -> Any:
             opened = once(seed)
             is_source = isinstance(opened, Iterable) and not isinstance(opened, Tensor | str | bytes)
@@ -43,24 +48,46 @@ def resident(source: Any, device: torch.device) -> Any:
         return [move_batch(batch, device) for batch in source]
     if isinstance(source, ShuffledBatches) and source.held is not None:
         return source.on(device)
-    tensors = _tensors_of(source)
-    if isinstance(source, DataLoader) and tensors is not None:
+    if type(source) is not DataLoader:
+        warn(
+            f"`runtime.data` = resident has no effect: how {type(source).__name__} makes its batches is not known; "
+            "give a list, a DataLoader, or ShuffledBatches with `held`"
+        )
+        return source
+    if (tensors := _tensors_of(source)) is not None:
         return _gathering(source, tuple(move_batch(tensors, device)))
-    warn(
-        f"`runtime.data` = resident has no effect: how {type(source).__name__} makes its batches is not known; give a "
-        "list, a DataLoader over a TensorDataset, or ShuffledBatches with `held`"
-    )
-    return source
+    try:
+        return keeping(source)
+    except NotKeptError as why:
+        warn(f"`runtime.data` = resident has no effect, because samples cannot be kept: {why}")
+        return source
 
 
-def gains_from_memory(source: Any, seed: int, device: torch.device) -> bool:
-    """Return whether `resident` makes batches otherwise than the source: not sample by sample, or not on the host."""
+def gain_of_memory(
+    source: Any, seed: int, device: torch.device, *, batch_size: int, step_seconds: float, epochs: float
+) -> tuple[bool, str]:
+    """Return whether `resident` may make steps faster, and a sentence where it would but for something; else empty.
+
+    It makes batches otherwise than the source where that picks samples one by one, or holds them on the host. What has
+    to be read first must be worth it: in a training of so many epochs, and by its part of a step.
+    """
     once = opened_once(source)
     opened = source if once is None else once(seed)
-    if isinstance(opened, DataLoader):
-        return _tensors_of(opened) is not None
-    is_held = isinstance(opened, list | tuple) or (isinstance(opened, ShuffledBatches) and opened.held is not None)
-    return device.type != "cpu" and is_held
+    if type(opened) is not DataLoader:
+        is_held = isinstance(opened, list | tuple) or (isinstance(opened, ShuffledBatches) and opened.held is not None)
+        return device.type != "cpu" and is_held, ""
+    if _tensors_of(opened) is not None:
+        return True, ""
+    try:
+        seconds = reading_seconds(opened) * batch_size / max(opened.num_workers, 1)
+    except NotKeptError:
+        return False, ""
+    if (share := seconds / step_seconds) < _WORTH_READING:
+        return False, ""
+    why_not = "most are read once in a training" if epochs < _FEWEST_EPOCHS else why_not_kept(opened)
+    advice = "" if opened.num_workers else ", which `num_workers` of the loader may hide"
+    takes = f"Reading them takes about {min(100 * share, 100):.0f} % of a step{advice}."
+    return not why_not, why_not and f"Samples kept in memory are left out, because {why_not}. {takes}"
 
 
 def _tensors_of(source: Any) -> tuple[Tensor, ...] | None:
@@ -80,21 +107,13 @@ def _rows_of(dataset: Any) -> tuple[Tensor, ...] | None:
 
 
 def _gathering(loader: DataLoader[Any], tensors: tuple[Tensor, ...]) -> DataLoader[Any]:
-    """Return a loader that draws the same numbers from the same sampler and generator, and gathers at once."""
+    """Return a loader of the same batches that gathers all rows of one at once."""
 
-    def gather(indices: list[int]) -> list[Tensor]:
-        chosen = move_batch(torch.tensor(indices, device="cpu"), tensors[0].device)
+    def batch_of(numbers: list[int]) -> list[Tensor]:
+        chosen = move_batch(torch.tensor(numbers, device="cpu"), tensors[0].device)
         return [tensor[chosen] for tensor in tensors]
 
-    numbers: Any = range(len(tensors[0]))  # of the samples, in their place
-    return DataLoader(
-        numbers,
-        batch_size=loader.batch_size,
-        sampler=loader.sampler,
-        drop_last=loader.drop_last,
-        generator=loader.generator,
-        collate_fn=gather,
-    )
+    return over_numbers(loader, len(tensors[0]), batch_of)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
 from workbench.core.own_generators import kept_generators, own_generators
 from workbench.methods.protocol import FirstBatch
+from workbench.methods.runtime.section import Reading
 from workbench.runs import collect_environment
 from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed
@@ -41,14 +42,12 @@ class Prepared:
     judged: Task  # with the task's own, of this run alone
     passes: int  # forward passes that the methods make of the loader's batches
     batches_per_pass: float  # of the loader
+    reading: Reading = "as_given"
 
     def batches(self, seed: int) -> Iterator[Any]:
         """Yield the batches of the forward passes, on the model's device; they never end."""
-        task, device = self.task, self.boosted.device
-        reading = self.boosted.methods.reading()
-        if reading == "resident":
-            task = replace(task, train=resident(task.train, device))
-        read = read_ahead(task.batches(seed)) if reading == "prefetch" else task.batches(seed)
+        device, batches = self.boosted.device, self.task.batches(seed)
+        read = read_ahead(batches) if self.reading == "prefetch" else batches
         yield from self.boosted.methods.batches((move_batch(batch, device) for batch in read), self.passes)
 
 
@@ -116,6 +115,9 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     if ranks.rank() > 0:
         torch.manual_seed(mixed_seed(seed, ranks.rank()))
     trained = task if boosted.criterion is task.loss else replace(task, loss=boosted.criterion)
+    reading = boosted.methods.reading()
+    if reading == "resident":
+        trained = replace(trained, train=resident(task.train, device))
     passes = boosted.methods.passes(steps)
     per_pass = boosted.methods.length(steps) / passes if passes != steps else 1.0
-    return Prepared(boosted, plan, trained, task, passes, per_pass)
+    return Prepared(boosted, plan, trained, task, passes, per_pass, reading)

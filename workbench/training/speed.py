@@ -32,6 +32,7 @@ from workbench.methods.runtime.section import RuntimeSection
 from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task
 from workbench.training.setup import prepare
+from workbench.training.task_look import epoch_batches
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ _WARM_UP_SECONDS = (0.25, 2.0)  # least and most of an accelerator, whose clock 
 _CPU_WARM_UP = (24, 0.1)  # windows or seconds, the sooner: of steps of 3 ms the first dozen are up to twice as long
 _NO_FASTER = 0.97  # the fastest of three blocks relative to those before: warm
 _SECONDS_PER_SYNCHRONISATION = 0.05
+_READING_SECONDS = 1.0  # about, of samples that are kept from then on
+_MOST_REPEATED = 64  # batches
 _COURSE = 10_000  # batches for which a side is set up: schedules of some kinds end there, with an error
 _KEPT_PASSES = 5_000  # after which a kept side is rebuilt
 
@@ -59,6 +62,8 @@ class SpeedRatio:
     rounds: int  # interleaved ones behind it
     cold_ms: float = 0.0  # what the candidate's first steps took beyond later ones: compilation above all
     cold_again: bool = False  # whether every run pays that; what is compiled, later ones of a process find
+    reading_ms: float = 0.0  # what a loader's batch takes longer while samples are read that are kept from then on
+    epoch: int = 0  # loader batches until all are kept
 
 
 def measure_speed_ratio(
@@ -110,8 +115,7 @@ def _measured_in_turns(
         rows.append(next(turns))
         measured = _answer(rows, rounds, precision, seed, stop) if ranks.rank() == 0 else None
         if measured is not None:
-            cold_ms = 1e3 * sides[1].cold_seconds(measured.candidate_ms / 1e3)
-            measured = replace(measured, cold_ms=cold_ms, cold_again=sides[1].cold_again)
+            measured = replace(measured, **sides[1].beginning(measured.candidate_ms / 1e3))
         measured = ranks.broadcast_object(measured)
         if measured is not None:
             return measured
@@ -144,16 +148,16 @@ class KeptBaseline:
 
 def _measured_apart(makes: Sequence[Callable[[], TimedSide]], rounds: int, seed: int) -> SpeedRatio:
     """Measure one side after the other, the baseline first; a machine that slows down in between shows."""
-    columns, cold, again = [], 0.0, False
+    columns, beginning = [], {}
     for make in makes:
         side = make()
         side.warm_up()
         columns.append([side.block() for _ in range(rounds)])
-        cold, again = side.cold_seconds(float(np.median(columns[-1]))), side.cold_again
+        beginning = side.beginning(float(np.median(columns[-1])))
         del side  # its memory is needed
     measured = _answer(list(zip(*columns, strict=True)), rounds, math.inf, seed, None)
     assert measured is not None  # there are enough rounds
-    return replace(measured, cold_ms=1e3 * cold, cold_again=again)
+    return replace(measured, **beginning)
 
 
 def take_turns(sides: Sequence[Callable[[], T]]) -> Iterator[tuple[T, ...]]:
@@ -222,14 +226,23 @@ class TimedSide:
         prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_COURSE)
         self.boosted, self.task = prepared.boosted, prepared.task
         self._compiles = prepared.plan.config.part(RuntimeSection).compile != "off"
-        stream, distinct, loads = prepared.batches(seed), [], []
-        for _ in range(_DISTINCT_BATCHES):
-            began = self.clock()
-            distinct.append(next(stream))
-            loads.append(self.clock() - began)
+        stream = prepared.batches(seed)
+        distinct, seconds = self._loaded(stream, _DISTINCT_BATCHES)
+        self._reading_seconds, self._epoch = 0.0, 0
+        if loading and prepared.reading == "resident":
+            # Some batches over and over, whose samples are kept from the first time on.
+            self._epoch, per_pass = epoch_batches(task, seed) or 0, prepared.batches_per_pass
+            read = float(np.median(seconds[: max(int(self._epoch / per_pass), 1)]))
+            n_batches = min(max(round(_READING_SECONDS / max(read, 1e-9)), _DISTINCT_BATCHES), _MOST_REPEATED)
+            self._loaded(prepared.batches(seed), n_batches)
+            _, seconds = self._loaded(prepared.batches(seed), n_batches)
+            self._reading_seconds = max(read - float(np.median(seconds)), 0.0) / per_pass
+            stream = itertools.chain.from_iterable(
+                itertools.islice(prepared.batches(seed), n_batches) for _ in itertools.count()
+            )
         self.batches = stream if loading else itertools.cycle(distinct)
         # How soon batches follow each other; the first opens the data.
-        self._soonest = float(np.median(loads)) if loading else 0.0
+        self._soonest = float(np.median(seconds)) if loading else 0.0
         self.position = 0
         self.warm_up_seconds, self.warm_up_passes = 0.0, 0
         self.repeats = 1  # windows between two synchronisations
@@ -245,6 +258,15 @@ class TimedSide:
         self.groups = [groups[i] for i in picks]
         inner = optimizer if self.schedule is None else self.schedule.optimizer_of(self.groups[0])
         self.cyclic = inner if isinstance(inner, Thor) else None  # which does something expensive now and then
+
+    def _loaded(self, stream: Iterator[Any], n_batches: int) -> tuple[list[Any], list[float]]:
+        """Return the next batches of a stream, and the seconds that each takes."""
+        batches, seconds = [], []
+        for _ in range(n_batches):
+            began = self.clock()
+            batches.append(next(stream))
+            seconds.append(self.clock() - began)
+        return batches, seconds
 
     def warm_up(self) -> None:
         """Train blocks that are not counted: allocations, lazy initialisation, compilation, an accelerator's clock."""
@@ -267,14 +289,14 @@ class TimedSide:
             self.repeats = ranks.broadcast_object(min(max(1, round(_SECONDS_PER_SYNCHRONISATION / window)), room))
         self.warm_up_seconds, self.warm_up_passes = self.clock() - began, self.position
 
-    @property
-    def cold_again(self) -> bool:
-        """Whether every training makes as long first steps."""
-        return self.boosted.replays_passes and not self._compiles
-
-    def cold_seconds(self, step: float) -> float:
-        """Return the extra time of the warm-up, whose steps later take ``step`` seconds each; at least 0."""
-        return max(self.warm_up_seconds - self.warm_up_passes * step, 0.0)
+    def beginning(self, step: float) -> dict[str, Any]:
+        """Return what a run's first steps take beyond later ones of ``step`` seconds, as fields of a `SpeedRatio`."""
+        return {
+            "cold_ms": 1e3 * max(self.warm_up_seconds - self.warm_up_passes * step, 0.0),
+            "cold_again": self.boosted.replays_passes and not self._compiles,
+            "reading_ms": 1e3 * self._reading_seconds,
+            "epoch": self._epoch,
+        }
 
     def block(self) -> float:
         """Train one block and return the schedule's mean step time, seconds per micro-batch."""

@@ -32,7 +32,7 @@ from workbench.methods.facts import facts_of_copies
 from workbench.methods.schedule.method import StandIn, has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
-from workbench.tasks.reading import gains_from_memory
+from workbench.tasks.reading import gain_of_memory
 from workbench.tasks.stoppable_task import StoppedError
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.loop import training_loop
@@ -68,11 +68,12 @@ class TaskLook:
     network: NetworkFacts
     fast_bfloat16: bool  # whether the device multiplies it faster than float32
     device: str  # its type
-    gains_from_memory: bool  # whether samples kept in memory are gathered faster than the loader picks them
+    gains_from_memory: bool  # whether samples kept in memory are gathered faster than the loader reads them
     threads: int  # that CPU operations use
     step_seconds: float
     evaluation_seconds: float
     fewer_threads: Mapping[int, float] = field(default_factory=dict)  # and a step's seconds where they are about enough
+    not_kept: str = ""  # why samples are not kept in memory where that might help, a sentence; else empty
     compared: str = ""  # which items of a batch the metric compares, a sentence; empty where that is unambiguous
     falls_early: str = ""  # where the schedule ends long before the run, a sentence; empty where it does not
     counted: str = ""  # which counts of steps weigh in the metric, a sentence; empty where none does
@@ -102,6 +103,15 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         sets_rates = any(factor and abs(factor - 1.0) > _ABOUT for factor in highest + of_doubled)  # 0: of a rate of 0
         scheduler = task.new_scheduler(optimizer, steps)
         first, n_batches = list(islice(task.batches(seed), _MERGED)), epoch_batches(task, seed)
+        step_seconds = by_threads.pop(threads)
+        gains_from_memory, not_kept = gain_of_memory(
+            task.train,
+            seed,
+            device,
+            batch_size=task.batch_size_of(first[0]),
+            step_seconds=step_seconds,
+            epochs=steps / (n_batches or steps),
+        )
         return TaskLook(
             optimizer=type(optimizer).__name__,
             rates=tuple(rate * factor for rate, factor in zip(rates, highest, strict=True)) if sets_rates else rates,
@@ -117,11 +127,12 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             network=network,
             fast_bfloat16=devices.has_fast_bfloat16(device),
             device=device.type,
-            gains_from_memory=gains_from_memory(task.train, seed, device),
+            gains_from_memory=gains_from_memory,
             threads=threads,
-            step_seconds=by_threads.pop(threads),
+            step_seconds=step_seconds,
             evaluation_seconds=evaluation_seconds,
             fewer_threads=by_threads,
+            not_kept=not_kept,
             compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
             falls_early=_falls_early(course),
             counted=counted,

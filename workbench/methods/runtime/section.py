@@ -55,8 +55,8 @@ class RuntimeSection(MethodSection):
     data: Reading = described(
         "as_given",
         "Data",
-        "How training batches are read: as the loader makes them, from samples kept on the device, or ahead of the "
-        "training by another process.",
+        "How training batches are read: as the loader makes them, from samples that are kept in memory once they are "
+        "read, or ahead of the training by another process.",
     )
 
     def why_not(self, config: BoostConfig, facts: Facts) -> str:

@@ -325,6 +325,8 @@ def _runtime(look: TaskLook, not_compiled: str, left_out: list[str]) -> dict[str
             runtime["runtime.cudnn_benchmark"] = [True]
     if look.gains_from_memory:
         runtime["runtime.data"] = ["resident"]
+    if look.not_kept:
+        left_out.append(look.not_kept)
     if look.convolutions:
         runtime["runtime.memory_format"] = ["contiguous", "channels_last"]
     if not_compiled:

@@ -253,8 +253,7 @@ class TaskExperimenter:
             # Several ranks end together, between two rounds.
             before_window=None if ranks.world_size() > 1 else lambda: end_if_asked(stop),
         )
-        interval = (measured.ratio, measured.low, measured.high)
-        return SpeedMeasured(*interval, measured.baseline_ms, measured.cold_ms, measured.cold_again)
+        return SpeedMeasured(**{name: getattr(measured, name) for name in SpeedMeasured.__dataclass_fields__})
 
     def _agreement(self, job: AgreementJob, stop: Callable[[], bool] | None) -> Agreement:
         from workbench.core import distributed as ranks

@@ -23,7 +23,7 @@ from pydantic_core import to_jsonable_python
 from workbench.config import BoostConfig
 from workbench.config.run_request import RunRequest
 
-_KEPT_LATER = ("baseline_ms", "cold_ms", "cold_again", "untrained", "beside_seconds")
+_KEPT_LATER = ("baseline_ms", "cold_ms", "cold_again", "reading_ms", "epoch", "untrained", "beside_seconds")
 
 Side = tuple[BoostConfig, str]
 """A configuration and its boost level."""
@@ -107,6 +107,8 @@ class SpeedMeasured(Outcome):
     baseline_ms: float = math.nan  # O0's step time; NaN where it was not kept
     cold_ms: float = 0.0  # what the candidate's first steps took beyond later ones
     cold_again: bool = False  # whether every run pays that, not the first of a process alone
+    reading_ms: float = 0.0  # what a loader's batch takes longer while samples are read that are kept from then on
+    epoch: int = 0  # loader batches until all are kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,11 @@ class WarmUp:
         return TrainJob(explicit_config(plan, self.snapshots), plan.level, **options)
 
     def speed_job(self, plan: Plan, file: StudyFile, seed: int, **options: Any) -> SpeedJob:
-        """Return the job that times the plan's steps beside O0's; further options are those of the job."""
+        """Return the job that times the plan's steps beside O0's; further options are those of the job.
+
+        Loading counts where the study asks how to load, if nothing else is said.
+        """
+        options = {"loading": "runtime.data" in file.space, **options}
         sides = (all_off(file.base_config()), "O0"), (explicit_config(plan, self.snapshots), plan.level)
         return SpeedJob(*sides, seed, file.speed.rounds, file.speed.steps_per_block, **options)
 

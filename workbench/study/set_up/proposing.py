@@ -174,13 +174,18 @@ def first_batches(factors: Sequence[float], sample_times: Mapping[float, float])
 class _StepGuess:
     """Guess a step time that was not measured: a product of factors, one per choice, over those that were.
 
-    Its extra time at first is taken to be the median of the others'.
+    Its extra time at first is taken to be the median of the others', and samples to be kept as theirs mostly are.
     """
 
     def __init__(self, known: Mapping[str, SpeedMeasured], trials: Sequence[FrozenTrial]) -> None:
         cold = [(one.cold_ms, one.baseline_ms) for one in known.values() if math.isfinite(one.baseline_ms)]
         usual = np.median(cold, axis=0) if cold else (0.0, math.nan)
         self._cold_ms, self._baseline_ms = float(usual[0]), float(usual[1])
+        of_trials = [step for trial in trials if (step := known.get(trial.user_attrs.get("step_key", "")))]
+        self._reading_ms, self._epoch = 0.0, 0
+        if of_trials:
+            self._reading_ms = float(np.median([step.reading_ms for step in of_trials]))
+            self._epoch = round(np.median([step.epoch for step in of_trials]))
         rows: dict[str, tuple[Mapping[str, Any], float]] = {}
         for trial in trials:
             step = known.get(trial.user_attrs.get("step_key", ""))
@@ -197,7 +202,8 @@ class _StepGuess:
     def __call__(self, values: Mapping[str, Any]) -> SpeedMeasured:
         """Return the step time relative to the baseline's."""
         ratio = float(np.exp(self._row(values) @ self._weights))
-        return SpeedMeasured(ratio, ratio, ratio, self._baseline_ms, self._cold_ms)
+        extra: Any = {"cold_ms": self._cold_ms, "reading_ms": self._reading_ms, "epoch": self._epoch}
+        return SpeedMeasured(ratio, ratio, ratio, self._baseline_ms, **extra)
 
     def _row(self, values: Mapping[str, Any]) -> np.ndarray:
         switches = _switches(values)

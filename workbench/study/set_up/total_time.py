@@ -3,19 +3,20 @@
 A step's time is measured once for all plans that share it (`Plan.step_key`: lengths and learning rates do not count),
 alternating with the baseline's in the same process, loading included, and kept with the study. Steps of the task as
 given take 1: timed against themselves they would differ by noise alone. A run's time is its number of passes times
-that, plus the extra time of its first steps: compilation, above all.
+that, plus the extra time of its first steps: compilation, above all, and samples that are read once and kept.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import optuna
 
 from workbench.config import Plan
+from workbench.methods.batch.section import BatchSection
 from workbench.methods.runtime.section import RuntimeSection
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.ask.search_space import all_off
@@ -85,7 +86,7 @@ def mean_step(kinds: Sequence[tuple[SpeedMeasured, float]]) -> SpeedMeasured:
         sum(share * float(getattr(step, name)) for step, share in kinds) for name in ("ratio", "low", "high")
     )
     cold, again = sum(step.cold_ms for step, _ in kinds), any(step.cold_again for step, _ in kinds)
-    return SpeedMeasured(ratio, low, high, kinds[0][0].baseline_ms, cold, again)
+    return replace(kinds[0][0], ratio=ratio, low=low, high=high, cold_ms=cold, cold_again=again)
 
 
 def known_step_times(attributes: Mapping[str, Any]) -> dict[str, SpeedMeasured]:
@@ -99,11 +100,12 @@ def total_time(plan: Plan, step: SpeedMeasured, steps: int, warm_up_steps: int =
 
     ``steps`` are the loader batches of today's run; before the plan's there may be micro-batches of the baseline.
     """
-    share = passes_of(plan, steps) / steps
-    cold = step.cold_ms / (steps * step.baseline_ms) if math.isfinite(step.baseline_ms) else 0.0
-    before = cold + warm_up_steps / steps
-    ratio, low, high = (before + share * one for one in (step.ratio, step.low, step.high))
-    return SpeedMeasured(ratio, low, high, step.baseline_ms, step.cold_ms, step.cold_again)
+    passes = passes_of(plan, steps)
+    read = min(passes * plan.config.part(BatchSection).factor, step.epoch)
+    extra_ms = step.cold_ms + step.reading_ms * read
+    once = extra_ms / (steps * step.baseline_ms) if math.isfinite(step.baseline_ms) else 0.0
+    ratio, low, high = (once + (warm_up_steps + passes * one) / steps for one in (step.ratio, step.low, step.high))
+    return replace(step, ratio=ratio, low=low, high=high)
 
 
 def compile_seconds(plan: Plan, file: StudyFile, attributes: Mapping[str, Any]) -> float:

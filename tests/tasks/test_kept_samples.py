@@ -1,0 +1,183 @@
+"""Samples that are read once and kept: the same batches, and nothing that differs from reading to reading."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, namedtuple
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Subset
+
+from workbench.tasks.batches import digest_of_batches, endless_batches
+from workbench.tasks.kept_samples import NotKeptError, keeping, reading_seconds, why_not_kept
+from workbench.tasks.reading import gain_of_memory, resident
+
+CPU = torch.device("cpu")
+Pair = namedtuple("Pair", "x y")  # as users write them
+IMAGES = torch.arange(11 * 6, dtype=torch.uint8).reshape(11, 1, 2, 3)
+
+
+class Made(Dataset[Any]):
+    """Makes a sample of its number, and counts how often it was asked for each."""
+
+    def __init__(self, make: Callable[[int], Any], n_samples: int = 11) -> None:
+        self.make, self.n_samples = make, n_samples
+        self.read: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return self.n_samples
+
+    def __getitem__(self, index: int) -> Any:
+        self.read[index] += 1
+        return self.make(index)
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "a tensor": lambda at: IMAGES[at].float() / 255,
+    "a pair": lambda at: (IMAGES[at], at),
+    "a named tuple of an array": lambda at: Pair(IMAGES[at].numpy(), 0.5 * at),
+    "a dictionary": lambda at: {"x": IMAGES[at], "name": f"image {at}", "deep": {"weight": np.float32(at)}},
+}
+
+
+def by_numbers(samples: list[Any]) -> Any:
+    """Make a batch in a way of one's own, which takes the samples apart."""
+    return torch.tensor([sample.pop("x") for sample in samples]), [sample["tokens"] for sample in samples]
+
+
+LOADERS: dict[str, Callable[[Dataset[Any]], DataLoader[Any]]] = {
+    "in order": lambda dataset: DataLoader(dataset, batch_size=4),
+    "shuffled": lambda dataset: DataLoader(dataset, batch_size=4, shuffle=True, drop_last=True),
+    "by batches": lambda dataset: DataLoader(
+        dataset, batch_sampler=BatchSampler(RandomSampler(dataset), batch_size=4, drop_last=False)
+    ),
+    "a part": lambda dataset: DataLoader(Subset(dataset, [9, 2, 7, 4, 0]), batch_size=2, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES)
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+def test_batches_are_the_loaders_and_samples_are_read_once(
+    make: Callable[[int], Any], loader: Callable[[Dataset[Any]], DataLoader[Any]]
+) -> None:
+    wanted = list(islice(endless_batches(loader(Made(make)), 3), 14))
+    kept = keeping(loader(dataset := Made(make)))
+    dataset.read.clear()
+    found = list(islice(endless_batches(kept, 3), 14))
+    assert [type(batch) for batch in found] == [type(batch) for batch in wanted]
+    assert digest_of_batches(found) == digest_of_batches(wanted)
+    assert set(dataset.read.values()) == {1}
+
+
+def test_who_makes_the_batches_may_take_samples_apart() -> None:
+    def loader() -> DataLoader[Any]:
+        dataset = Made(lambda at: {"x": at, "tokens": list(range(at))})
+        return DataLoader(dataset, batch_size=3, shuffle=True, collate_fn=by_numbers)
+
+    wanted = list(islice(endless_batches(loader(), 1), 12))
+    assert digest_of_batches(islice(endless_batches(keeping(loader()), 1), 12)) == digest_of_batches(wanted)
+
+
+def test_samples_of_several_shapes_are_kept_one_by_one() -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Made(lambda at: torch.ones(at + 1)), batch_size=1, shuffle=True)
+
+    wanted = list(islice(endless_batches(loader(), 1), 30))
+    assert digest_of_batches(islice(endless_batches(keeping(loader()), 1), 30)) == digest_of_batches(wanted)
+
+
+def test_keys_of_a_sampler_that_knows_the_data_set_are_left_to_it() -> None:
+    dataset: Dataset[Any] = Made(torch.tensor)
+    loader = DataLoader(dataset, batch_size=2, sampler=[(0, 8), (3, 4), (1, 2)])  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in keeping(loader)] == [[[0, 8], [3, 4]], [[1, 2]]]
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.zeros(2)
+
+
+class ToldTheEpoch(Made):
+    def set_epoch(self, epoch: int) -> None:
+        """Take another part of the data."""
+
+
+class WithoutLength(Made):
+    __len__ = None  # type: ignore[assignment]
+
+
+def counting() -> Callable[[int], Any]:
+    calls = iter(range(1000))
+    return lambda _: next(calls)
+
+
+def drawing() -> Callable[[int], Any]:
+    generator = np.random.default_rng(0)
+    return lambda _: generator.normal()
+
+
+REFUSED: dict[str, tuple[Callable[[], Dataset[Any]], str]] = {
+    "torch": (lambda: Made(lambda at: torch.rand(2)), "random numbers are drawn"),
+    "numpy": (lambda: Made(lambda at: np.random.normal(size=2)), "random numbers are drawn"),  # noqa: NPY002
+    "python": (lambda: Made(lambda at: random.random() < 2.0), "random numbers are drawn"),
+    "drawn for nothing": (lambda: Made(lambda at: at if torch.rand(()) < 2.0 else -1), "random numbers are drawn"),
+    "a generator of its own": (lambda: Made(drawing()), "twice differs"),
+    "a count": (lambda: Made(counting()), "twice differs"),
+    "told the epoch": (lambda: ToldTheEpoch(lambda at: at), "is told the epoch"),
+    "a stream": (Stream, "reads a stream"),
+    "no length": (lambda: WithoutLength(lambda at: at), "does not know its length"),
+    "an object": (lambda: Made(lambda at: object()), "hold a object, of which no copy"),
+    "by another key": (lambda: Made(lambda at: {}[at]), r"reading one by its number fails \(KeyError: 0\)"),
+    "much": (lambda: Made(lambda at: torch.zeros(1_000_000), n_samples=10_000_000), "40000.0 of .* GB of memory"),
+}
+
+
+@pytest.mark.parametrize(("dataset", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_kept_is_left_alone_with_a_sentence(dataset: Callable[[], Dataset[Any]], why: str) -> None:
+    source: DataLoader[Any] = DataLoader(dataset(), batch_size=2, sampler=None)
+    assert why_not_kept(source)
+    with pytest.raises(NotKeptError, match=why):
+        keeping(source)
+    with pytest.warns(UserWarning, match=f"resident has no effect, because samples cannot be kept: .*{why}"):
+        assert resident(source, CPU) is source
+
+
+def test_a_look_leaves_the_random_numbers_alone() -> None:
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
+    source = DataLoader(Made(lambda at: torch.rand(2)), batch_size=2)
+    assert why_not_kept(source)
+    assert reading_seconds(source) > 0.0
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.array_equal(np.random.get_state()[1], states[2])  # noqa: NPY002
+
+
+def look(
+    dataset: Dataset[Any], *, step_seconds: float = 1e-6, epochs: float = 10.0, workers: int = 0
+) -> tuple[bool, str]:
+    source = DataLoader(dataset, batch_size=4, num_workers=workers)
+    return gain_of_memory(source, 0, CPU, batch_size=4, step_seconds=step_seconds, epochs=epochs)
+
+
+def test_keeping_is_worth_it_where_reading_takes_a_part_of_a_step_in_several_epochs() -> None:
+    steady = Made(lambda at: at)
+    assert look(steady) == (True, "")
+    assert look(steady, step_seconds=10.0) == (False, "")
+    gains, why = look(steady, epochs=1.5)
+    assert not gains
+    assert why == (
+        "Samples kept in memory are left out, because most are read once in a training. Reading them takes about "
+        "100 % of a step, which `num_workers` of the loader may hide."
+    )
+
+
+def test_what_augmentation_costs_is_said() -> None:
+    gains, why = look(Made(lambda at: torch.rand(2)), workers=2)
+    assert not gains
+    assert why.endswith("random numbers are drawn when one is read. Reading them takes about 100 % of a step.")
