@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from types import MappingProxyType
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.core.batch import batch_size_of, mapped, move_batch
+from workbench import Task, train
+from workbench.core.batch import batch_size_of, held_by_object, mapped, move_batch
 from workbench.methods.batch.method import concatenated, parts_of
+from workbench.tasks.batches import digest_of_batches
+from workbench.training.task_look import look_at
 
 
 def test_a_batch_moves_with_its_structure() -> None:
@@ -71,15 +77,113 @@ def test_a_mapping_stays_of_its_kind() -> None:
     assert move_batch(batch, "cpu") is batch  # where it is already
 
 
-class Graph:
-    """Holds tensors where nobody looks for them, as the objects of graph libraries do."""
+class Graphs:
+    """Some graphs as one: ``x [nodes, 2]``, ``batch [nodes]`` is the graph of each, and ``y [graphs]``."""
+
+    def __init__(self, sizes: Sequence[int], **more: Any) -> None:
+        self.x = torch.ones(sum(sizes), 2)
+        self.batch = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        self.y = torch.arange(len(sizes)) % 2
+        self.x[:, 0] = 2.0 * self.y[self.batch] - 1.0
+        self._cache = torch.zeros(1)
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    def to(self, device: str) -> Graphs:
+        moved = copy.copy(self)
+        vars(moved).update({name: mapped(part, lambda one: one.to(device)) for name, part in vars(self).items()})
+        return moved
+
+
+class Listed(Graphs):
+    """Graphs that are taken apart and put together by their class, as PyTorch Geometric's."""
+
+    def to_data_list(self) -> list[int]:
+        return torch.bincount(self.batch).tolist()
+
+    @classmethod
+    def from_data_list(cls, sizes: list[int]) -> Listed:
+        return cls(sizes)
+
+
+class Whole(nn.Module):
+    """Takes a batch as it is."""
 
     def __init__(self) -> None:
-        self.x = torch.ones(3, 2)
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.pooled(batch.x, batch.batch)
+
+    def pooled(self, x: Tensor, batch: Tensor) -> Tensor:
+        return self.head(torch.zeros(int(batch.max()) + 1, 2).index_add(0, batch, x))
+
+
+class ByName(Whole):
+    """Takes a part of a batch by name."""
+
+    def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+        return self.pooled(x, batch)
+
+
+def test_an_object_is_a_batch_that_says_what_it_holds() -> None:
+    graphs = Graphs([3, 5])
+    assert set(held_by_object(graphs) or {}) == {"x", "batch", "y"}
+    assert batch_size_of(graphs) == batch_size_of((graphs, torch.zeros(2))) == 2
+    assert batch_size_of(Graphs([3, 5], num_graphs=7)) == 7
+    assert batch_size_of(SimpleNamespace(x=torch.ones(3, 2))) == 3
+    assert move_batch(graphs, "meta").x.device.type == "meta"
+    assert digest_of_batches([graphs]) == digest_of_batches([Graphs([3, 5])]) != digest_of_batches([Graphs([4, 4])])
+    for other in (nn.Linear(2, 2), torch.ones(2), {"x": torch.ones(2)}, SimpleNamespace(x=3), 3, "text", None):
+        assert held_by_object(other) is None
+
+
+def test_what_a_library_gives_as_a_dictionary_is_what_an_object_holds() -> None:
+    graphs = SimpleNamespace(store=torch.ones(9), to_dict=lambda: {"x": torch.ones(3), ("a", "to", "b"): {"y": 1}})
+    assert set(held_by_object(graphs) or {}) == {"x", ("a", "to", "b")}
+    broken = SimpleNamespace(store=torch.ones(9), to_dict=lambda orient: {})
+    assert held_by_object(broken) is None
+
+
+@pytest.mark.parametrize("model", [Whole, ByName])
+@pytest.mark.parametrize("is_function", [False, True], ids=["criterion", "function"])
+def test_a_task_trains_and_is_judged_on_objects(model: type[Whole], is_function: bool, tmp_path: Path) -> None:
+    criterion = nn.CrossEntropyLoss()
+    batches = [Graphs([3, 5, 2]), Graphs([4, 4])]
+
+    def loss(network: Whole, batch: Graphs) -> Tensor:
+        scores: Tensor = criterion(network.pooled(batch.x, batch.batch), batch.y)
+        return scores
+
+    task = Task(
+        name="graphs",
+        model=model,
+        loss=loss if is_function else criterion,
+        optimizer=lambda named: torch.optim.SGD([one for _, one in named], lr=0.1),
+        train=batches,
+        evaluate=batches,
+        metric="accuracy",
+    )
+    assert train(task, steps=40, out=tmp_path).metric == 1.0
+    assert "cannot be concatenated without a method joined(batches)" in look_at(task, torch.device("cpu"), 4).no_merging
+
+
+def test_objects_are_put_together_by_their_own_methods_or_not_at_all() -> None:
+    one, other = Listed([3, 5]), Listed([2])
+    both = concatenated([one, other])
+    assert type(both) is Listed
+    assert both.batch.tolist() == [0] * 3 + [1] * 5 + [2] * 2
+    joinable = Graphs([3])
+    joinable.joined = len  # type: ignore[attr-defined]
+    assert concatenated([joinable, joinable]) == 2
+    for change in (lambda: concatenated([Graphs([1])] * 2), lambda: list(parts_of(Graphs([1, 1]), 2))):
+        with pytest.raises(ValueError, match=r"batches of class Graphs cannot be concatenated without .* nor be cut"):
+            change()
 
 
 def test_a_batch_without_tensors_has_no_size() -> None:
     with pytest.raises(ValueError, match="at least one tensor, got dict"):
         batch_size_of({"text": "a"})
-    with pytest.raises(ValueError, match=r"got Graph; .* let the loader's collate_fn return one of them"):
-        batch_size_of(Graph())
+    with pytest.raises(ValueError, match=r"got SimpleNamespace; .* let the loader's collate_fn return one of them"):
+        batch_size_of(SimpleNamespace(text="a"))

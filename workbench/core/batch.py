@@ -1,6 +1,8 @@
 """What a loader yields: a batch is a tensor, or tuples, lists, named tuples, mappings and dataclasses of tensors.
 
 It has one number of samples. A list or tuple inside of a batch may hold them one by one, as images of different sizes.
+An object of another class, such as a batch of graphs, is a batch, too: it is asked what it holds, and changed by nobody
+but its own methods.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.core import devices
 
@@ -78,14 +80,30 @@ def fields_of(batch: Any) -> dict[str, Any] | None:
     return {one.name: getattr(batch, one.name) for one in dataclasses.fields(batch) if one.init}
 
 
-def parts_by_name(batch: Any) -> Mapping[str, Any]:
-    """Return the parts of a mapping, a dataclass or a named tuple by name; of anything else none."""
+def held_by_object(batch: Any) -> dict[Any, Any] | None:
+    """Return what an object of the user's, or of a library's such as PyTorch Geometric's, holds by name.
+
+    What its ``to_dict()`` gives, or its public attributes; None where none is a tensor, and for all other batches.
+    """
+    if isinstance(batch, Tensor | nn.Module | type) or entries_of(batch) is not None:
+        return None
+    try:
+        to_dict = getattr(batch, "to_dict", None)
+        named = dict(to_dict() if callable(to_dict) else vars(batch))
+    except Exception:  # of another meaning, or without attributes
+        return None
+    held = {key: part for key, part in named.items() if not str(key).startswith("_")}
+    return held if next(tensors_of(held), None) is not None else None
+
+
+def parts_by_name(batch: Any) -> Mapping[Any, Any]:
+    """Return the parts of a mapping, a dataclass, a named tuple or an object by name; of anything else none."""
     if isinstance(batch, tuple):
         return dict(zip(getattr(batch, "_fields", ()), batch, strict=False))
-    return batch if isinstance(batch, Mapping) else fields_of(batch) or {}
+    return batch if isinstance(batch, Mapping) else fields_of(batch) or held_by_object(batch) or {}
 
 
-def target_key(parts: Mapping[str, Any]) -> str | None:
+def target_key(parts: Mapping[Any, Any]) -> str | None:
     """Return the name among :func:`parts_by_name` under which the target is; None if there is none."""
     return next((key for key in TARGET_KEYS if key in parts), None)
 
@@ -109,11 +127,18 @@ def batch_size_of(batch: Any) -> int:
     """Return the number of samples: the length of its tensors and arrays, or else of the lists in it.
 
     What has length 1 or none belongs to all of them. Where there are lists alone, tensors of one length make these a
-    model's several inputs or targets, and each holds all samples.
+    model's several inputs or targets, and each holds all samples. An object says it itself (``num_graphs`` or
+    ``batch_size``), or by the length of its target.
 
     Raises:
         ValueError: When there is no tensor, array or list in it, or a nested tensor.
     """
+    for name in ("num_graphs", "batch_size") if entries_of(batch) is None and not is_array(batch) else ():
+        if isinstance(said := getattr(batch, name, None), int):
+            return said
+    if (held := held_by_object(batch)) is not None:
+        key = target_key(held)
+        return batch_size_of(held if key is None else held[key])
     lists, is_one = [], False
     for part in _outside_lists(batch):
         if isinstance(part, Tensor) and part.is_nested:
@@ -131,8 +156,8 @@ def batch_size_of(batch: Any) -> int:
         return 1
     if not lists:
         raise ValueError(
-            f"a batch must hold at least one tensor, got {type(batch).__name__}; tensors are found in tuples, mappings "
-            "and dataclasses: let the loader's collate_fn return one of them"
+            f"a batch must hold at least one tensor, got {type(batch).__name__}; tensors are found in tuples, "
+            "mappings, dataclasses and attributes: let the loader's collate_fn return one of them"
         )
     lengths = {length_of(tensor) for tensor in tensors_of(lists)}
     if len(lengths) != 1 or not all(isinstance(entry, Tensor | list | tuple) for one in lists for entry in one):

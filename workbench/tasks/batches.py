@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from workbench.core.batch import fields_of, move_batch, tell_epoch
+from workbench.core.batch import fields_of, held_by_object, move_batch, tell_epoch
 from workbench.core.own_generators import seed_generators
 from workbench.tasks.errors import TaskError
 
@@ -236,7 +236,7 @@ def _feed(digest: Any, part: Any) -> None:
     elif isinstance(part, list | tuple):
         for item in part:
             _feed(digest, item)
-    elif (held := fields_of(part)) is not None:
+    elif (held := fields_of(part) or held_by_object(part)) is not None:
         _feed(digest, held)
     else:  # repr of an unknown object may hold its address, which is no property of the data
         known = isinstance(part, str | bytes | int | float | bool | None)

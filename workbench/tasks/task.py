@@ -22,7 +22,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from workbench.core import distributed as ranks
-from workbench.core.batch import TARGET_KEYS, batch_size_of, inputs_and_target, parts_by_name, target_key
+from workbench.core.batch import (
+    TARGET_KEYS,
+    batch_size_of,
+    held_by_object,
+    inputs_and_target,
+    parts_by_name,
+    target_key,
+)
 from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.signatures import arguments_needed, arguments_taken, why_not_called
@@ -261,7 +268,8 @@ class Task:
                     "function loss(model, batch) instead"
                 )
             inputs, named, target = sides
-            prediction = self._prediction(model(*inputs, **named))
+            is_object = held_by_object(batch) is not None
+            prediction = self.predict(model, batch) if is_object else self._prediction(model(*inputs, **named))
             try:
                 loss = self.loss(prediction, target)
             except (AttributeError, TypeError) as error:  # what torch's criteria raise for anything but a tensor
@@ -283,13 +291,15 @@ class Task:
             batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a mapping
                 (``model(**batch)``, without what the model does not take; a named tuple that holds a target is called
                 so, too), a dataclass (by name without the target, or ``model(batch)``), or anything else
-                (``model(batch)``).
+                (``model(batch)``). An object is given as it is, but by name to a model whose first argument has the
+                name of a part, other than ``batch``.
 
         Raises:
             TaskError: When the model does not take such a batch.
         """
         sides, function = inputs_and_target(batch), unwrapped(model).forward if isinstance(model, nn.Module) else model
-        if is_criterion(self.loss) and sides is not None:
+        held = held_by_object(batch)
+        if is_criterion(self.loss) and sides is not None and held is None:
             return self._prediction(model(*sides[0], **sides[1]))
         by_name: list[Any] = [((), sides[1])] if sides is not None else []
         call, ways, parts = "model(batch)", [*by_name, ((batch,), {})], parts_by_name(batch)
@@ -299,6 +309,10 @@ class Task:
                 ways.insert(0, ((), arguments_taken(function, parts)))
         elif isinstance(batch, Mapping):
             call, ways = "model(**batch)", [((), arguments_taken(function, batch)), *by_name]
+        elif held is not None:
+            taken = arguments_taken(function, held)
+            is_named = next(iter(arguments_needed(function)), "batch") in taken.keys() - {"batch"}
+            ways = [((), taken)] if is_named else [((batch,), {}), ((), taken)]
         for inputs, named in ways:
             if not (why_not := why_not_called(function, *inputs, **named)):
                 return self._prediction(model(*inputs, **named))

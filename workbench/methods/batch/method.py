@@ -3,7 +3,8 @@
 A batch is what :mod:`workbench.core.batch` says. Its tensors and arrays share their first dimension, the samples, and
 so do lists inside of it that hold them one by one; a list of another length holds several inputs, of all samples each.
 Whatever belongs to no sample (numbers, texts, tensors of length 1 or none) is kept where all batches agree on it, and
-anything else is refused. A batch with a method ``joined(batches)`` is concatenated by that.
+anything else is refused. A batch with a method ``joined(batches)`` is concatenated by that, and PyTorch Geometric's
+graphs by theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from workbench.config import BoostConfig
-from workbench.core.batch import batch_size_of, entries_of, is_array, is_list, length_of, with_entries
+from workbench.core.batch import (
+    batch_size_of,
+    entries_of,
+    held_by_object,
+    is_array,
+    is_list,
+    length_of,
+    with_entries,
+)
 from workbench.core.step_optimizer import scale_rates
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.protocol import FirstBatch, Method, Preparation
@@ -48,6 +57,9 @@ def concatenated(group: Sequence[Any]) -> Any:
         return first
     if callable(joined := getattr(first, "joined", None)):  # it knows better, as where texts are padded together
         return joined(group)
+    if callable(getattr(first, "to_data_list", None)):  # PyTorch Geometric's
+        kind: Any = next(one for one in type(first).__mro__ if "from_data_list" in vars(one))
+        return kind.from_data_list([graph for batch in group for graph in batch.to_data_list()])
     return _regrouped(group, [batch_size_of(batch) for batch in group], _joined)
 
 
@@ -80,6 +92,11 @@ def _regrouped(
         raise ValueError(
             "packed sequences cannot be concatenated or cut; give them padded to one length, with their lengths, and "
             "let the model pack them, or leave `batch.factor` at 1"
+        )
+    if held_by_object(first) is not None:
+        raise ValueError(
+            f"batches of class {type(first).__name__} cannot be concatenated without a method joined(batches), nor be "
+            "cut; give them one, or leave `batch.factor` at 1"
         )
     if any(type(part) is not type(first) for part in group):
         raise _differing(f"{type(first).__name__} values", place)
