@@ -342,6 +342,96 @@ def test_batches_that_know_how_are_padded_together_here_and_in_a_script(tmp_path
     assert run_here(tmp_path / script.name) == pytest.approx(trained_here(task, config, 40), rel=1e-6)
 
 
+COLLATED = '''\
+"""Texts that are padded by a collate_fn, and graphs put together by one."""
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from workbench import Task
+
+
+class Graphs:
+    def __init__(self, graphs):
+        sizes = [len(x) for x, _ in graphs]
+        self.x = torch.cat([x for x, _ in graphs])
+        self.batch = torch.repeat_interleave(torch.arange(len(graphs)), torch.tensor(sizes))
+        self.y = torch.tensor([y for _, y in graphs])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, SIGNATURE):
+        x, batch = PARTS
+        return self.out(torch.zeros(int(batch.max()) + 1, 3).index_add(0, batch, x))
+
+
+def padded(samples):
+    x = nn.utils.rnn.pad_sequence([x for x, _ in samples], batch_first=True)
+    return {"x": x, "y": torch.tensor([y for _, y in samples])}
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.out(x.sum(1))
+
+
+def own_loss(model, batch):
+    return nn.functional.cross_entropy(model(batch), batch.y)
+
+
+def samples():
+    generator = torch.Generator().manual_seed(0)
+    for number in range(32):
+        x = torch.randn(2 + number % 5, 3, generator=generator)
+        yield x, int(x.sum() > 0)
+
+
+data = list(samples())
+criterion = nn.CrossEntropyLoss()
+task = Task(name="collated", model=MODEL, loss=LOSS, optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
+            train=TRAIN, evaluate=DataLoader(data, 8, collate_fn=COLLATE), metric="METRIC")
+'''
+_OF_GRAPHS = {"MODEL": "Net", "COLLATE": "Graphs", "PARTS": "graphs.x, graphs.batch", "SIGNATURE": "graphs"}
+_BY_NAME = _OF_GRAPHS | {"PARTS": "x, batch", "SIGNATURE": "x, batch"}
+_OF_TEXTS = _OF_GRAPHS | {"MODEL": "Mean", "COLLATE": "padded"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "loss", "metric", "is_function"),
+    [
+        (_OF_TEXTS, "criterion", "accuracy", False),
+        (_OF_TEXTS, "criterion", "loss", True),
+        (_OF_GRAPHS, "criterion", "accuracy", False),
+        (_OF_GRAPHS, "own_loss", "accuracy", False),
+        (_OF_GRAPHS, "own_loss", "loss", False),
+        (_BY_NAME, "criterion", "loss", False),
+    ],
+    ids=["texts", "texts of a seed", "graphs", "graphs by a function", "the loss of graphs", "graphs by name"],
+)
+def test_a_loader_s_own_way_of_making_batches_makes_larger_ones(
+    tmp_path: Path, chosen: dict[str, str], loss: str, metric: str, is_function: bool
+) -> None:
+    train = f"DataLoader(data, 4, collate_fn={chosen['COLLATE']})"
+    text = COLLATED.replace("TRAIN", f"lambda seed: {train}" if is_function else train)
+    for name, value in (chosen | {"LOSS": loss, "METRIC": metric}).items():
+        text = text.replace(name, value)
+    task, config = own_task(tmp_path, text), BoostConfig.from_dict(PLAIN | {"batch": {"factor": 3.0}})
+    assert not look_at(load_task(task), torch.device("cpu"), 40).no_merging
+    script = written(tmp_path, task, config, 24)
+    assert "needs nothing of workbench" in script.needs
+    assert run_here(tmp_path / script.name) == pytest.approx(trained_here(task, config, 24), rel=1e-6)
+
+
 OWN_METRICS = """
 
 def distance(outputs, targets):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from workbench.config import BoostConfig, Plan
 from workbench.loss_scale.scaler import LossScaling
@@ -97,6 +98,10 @@ class MethodsInEffect:
         """Return how the loader's batches are read, by the first method that cares."""
         asked = (method.reading() for method in self._acting)
         return next((reading for reading in asked if reading != "as_given"), "as_given")
+
+    def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """Return what reads the batches in a DataLoader's place."""
+        return reduce(lambda given, method: method.loader(given), self._acting, loader)
 
     def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
         """Return the batches to train on; the run has so many forward passes."""

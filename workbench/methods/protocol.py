@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import DataLoader
 
     from workbench.config import BoostConfig, NetworkFacts, Plan
     from workbench.config.section import Section
@@ -293,6 +294,10 @@ class Method:
     def reading(self) -> Literal["as_given", "resident", "prefetch"]:
         """Return how the loader's batches are read: by its own means, from the device, or ahead of the training."""
         return "as_given"
+
+    def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """Return what reads the task's batches in place of its DataLoader."""
+        return loader
 
     def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
         """Return the batches to train on in place of the task's; the run has so many forward passes."""

@@ -25,15 +25,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from workbench.core.batch import fields_of, held_by_object, move_batch, tell_epoch
+from workbench.core.loader import loader_like
 from workbench.core.own_generators import seed_generators
 from workbench.tasks.errors import TaskError
 
 _log = logging.getLogger("workbench")
 _MANY = 2000  # batches of an evaluation; a source that yields more, and has no length, may be endless
-_OF_WORKERS = (
-    *("collate_fn", "generator", "in_order", "multiprocessing_context", "num_workers", "persistent_workers"),
-    *("pin_memory", "prefetch_factor", "timeout", "worker_init_fn"),
-)
 
 
 @runtime_checkable
@@ -180,13 +177,7 @@ def _with_own_workers(loader: Any) -> Any:
     """
     if type(loader) is not DataLoader or not loader.persistent_workers:
         return loader
-    options: Any = {name: getattr(loader, name) for name in _OF_WORKERS}
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **options)
-    sampler = None if isinstance(loader.dataset, IterableDataset) else loader.sampler
-    return DataLoader(
-        loader.dataset, batch_size=loader.batch_size, sampler=sampler, drop_last=loader.drop_last, **options
-    )
+    return loader_like(loader)
 
 
 @dataclass(frozen=True)
@@ -256,6 +247,19 @@ def opens_each_epoch(source: Any) -> bool:
 def opened_once(source: Any) -> Callable[[Any], Any] | None:
     """Return a source that is a function of the seed alone; None where it is none, or is opened again each epoch."""
     return source if takes_seed(source) and _n_positional(source) < 2 else None
+
+
+def with_loader(source: Any, change: Callable[[DataLoader[Any]], Any]) -> Any:
+    """Return a source whose DataLoader, or each that it makes, is changed."""
+
+    def changed(opened: Any) -> Any:
+        return change(opened) if isinstance(opened, DataLoader) else opened
+
+    if not takes_seed(source):
+        return changed(source)
+    if opens_each_epoch(source):
+        return lambda seed, epoch: changed(source(seed, epoch))
+    return lambda seed: changed(source(seed))
 
 
 def _n_positional(function: Callable[..., Any]) -> int:

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from workbench.core.batch import entries_of, with_entries
 from workbench.core.devices import free_host_memory
+from workbench.core.loader import loader_like
 from workbench.core.own_generators import kept_generators, seed_generators
 from workbench.core.text import first_line
 from workbench.tasks.batches import digest_of_batches
@@ -128,17 +129,7 @@ class _Numbers(Dataset[Any]):
 
 def over_numbers(loader: DataLoader[Any], n_samples: int, batch_of: Callable[[list[Any]], Any]) -> DataLoader[Any]:
     """Return a loader that draws the same random numbers, and leaves it to a function to make a batch of numbers."""
-    numbers = _Numbers(n_samples)
-    if loader.batch_size is None:
-        return DataLoader(numbers, batch_sampler=loader.batch_sampler, generator=loader.generator, collate_fn=batch_of)
-    return DataLoader(
-        numbers,
-        batch_size=loader.batch_size,
-        sampler=loader.sampler,
-        drop_last=loader.drop_last,
-        generator=loader.generator,
-        collate_fn=batch_of,
-    )
+    return loader_like(loader, dataset=_Numbers(n_samples), collate_fn=batch_of, in_process=True)
 
 
 def _some(loader: DataLoader[Any], n_tried: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from workbench.core.arguments import checked_count
 from workbench.core.batch import epochs_of, move_batch, n_batches_of
@@ -96,6 +97,9 @@ class Course:
         elif reading == "prefetch":  # another process would draw other numbers than a loader does here
             advice = "give the loader `num_workers`"
             warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}")
+
+        if isinstance(loader, DataLoader):
+            loader = self._methods.loader(loader)
 
         # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
         last = None if given is not None else epochs

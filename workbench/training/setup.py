@@ -23,7 +23,7 @@ from workbench.methods.protocol import FirstBatch
 from workbench.methods.runtime.section import Reading
 from workbench.runs import collect_environment
 from workbench.tasks import Task
-from workbench.tasks.batches import mixed_seed
+from workbench.tasks.batches import mixed_seed, with_loader
 from workbench.tasks.reading import read_ahead, resident
 from workbench.training import Boosted, apply
 from workbench.training.everything_trained import EverythingTrained
@@ -42,11 +42,13 @@ class Prepared:
     judged: Task  # with the task's own, of this run alone
     passes: int  # forward passes that the methods make of the loader's batches
     batches_per_pass: float  # of the loader
-    reading: Reading = "as_given"
+    train: Any  # what yields the loader's batches, as they are read
+    reading: Reading
 
     def batches(self, seed: int) -> Iterator[Any]:
         """Yield the batches of the forward passes, on the model's device; they never end."""
-        device, batches = self.boosted.device, self.task.batches(seed)
+        # A task that asks whether to stop would no longer ask with another source.
+        device, batches = self.boosted.device, replace(self.task, train=self.train).batches(seed)
         read = read_ahead(batches) if self.reading == "prefetch" else batches
         yield from self.boosted.methods.batches((move_batch(batch, device) for batch in read), self.passes)
 
@@ -115,9 +117,10 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     if ranks.rank() > 0:
         torch.manual_seed(mixed_seed(seed, ranks.rank()))
     trained = task if boosted.criterion is task.loss else replace(task, loss=boosted.criterion)
-    reading = boosted.methods.reading()
+    reading, train = boosted.methods.reading(), task.train
     if reading == "resident":
-        trained = replace(trained, train=resident(task.train, device))
+        train = resident(train, device)
+    train = with_loader(train, boosted.methods.loader)
     passes = boosted.methods.passes(steps)
     per_pass = boosted.methods.length(steps) / passes if passes != steps else 1.0
-    return Prepared(boosted, plan, trained, task, passes, per_pass, reading)
+    return Prepared(boosted, plan, trained, task, passes, per_pass, train, reading)

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -28,10 +28,12 @@ from workbench.core.text import first_line
 from workbench.core.torch_internals import BatchNorm, has_fused_kernel
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import concatenated, why_not_merged
+from workbench.methods.batch.own_collate import uncollated
 from workbench.methods.facts import facts_of_copies
 from workbench.methods.schedule.method import StandIn, has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
+from workbench.tasks.batches import with_loader
 from workbench.tasks.reading import gain_of_memory
 from workbench.tasks.stoppable_task import StoppedError
 from workbench.training.evaluation import check_outputs, evaluate
@@ -102,13 +104,13 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         highest, of_doubled = _highest(course), _highest(_course(task, _doubled(optimizer), steps))
         sets_rates = any(factor and abs(factor - 1.0) > _ABOUT for factor in highest + of_doubled)  # 0: of a rate of 0
         scheduler = task.new_scheduler(optimizer, steps)
-        first, n_batches = list(islice(task.batches(seed), _MERGED)), epoch_batches(task, seed)
+        n_batches = epoch_batches(task, seed)
         step_seconds = by_threads.pop(threads)
         gains_from_memory, not_kept = gain_of_memory(
             task.train,
             seed,
             device,
-            batch_size=task.batch_size_of(first[0]),
+            batch_size=task.batch_size_of(next(task.batches(seed))),
             step_seconds=step_seconds,
             epochs=steps / (n_batches or steps),
         )
@@ -120,7 +122,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             weight_decay=max(_number(group.get("weight_decay", 0.0)) for group in groups),
             has_scheduler=scheduler is not None,
             # One alone would be put together with itself.
-            no_merging="the loader gives one batch" if n_batches == 1 else _why_not_at_once(task, model, first),
+            no_merging="the loader gives one batch" if n_batches == 1 else _why_not_at_once(task, model, seed),
             convolutions=sum(isinstance(module, nn.Conv2d) for module in model.modules()),
             matrices=sum(len(group["params"]) for group in parameter_groups(model) if group["matrices"]),
             sparse_gradients=bool(sparse_tables(model)),
@@ -143,8 +145,9 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         )
 
 
-def _why_not_at_once(task: Task, model: nn.Module, batches: Sequence[Any]) -> str:
+def _why_not_at_once(task: Task, model: nn.Module, seed: int) -> str:
     """Return why batches cannot be put together and trained on as one, to stand after "because"; else empty."""
+    batches = list(islice(replace(task, train=with_loader(task.train, uncollated)).batches(seed), _MERGED))
     if why_not := why_not_merged(batches):
         return why_not
     try:

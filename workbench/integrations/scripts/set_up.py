@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader, default_collate
 
 from workbench.config import BoostConfig, Plan
+from workbench.core.batch import held_by_object
 from workbench.core.metrics import is_function, output_kind, says_its_kind
 from workbench.core.own_generators import kept_generators
 from workbench.core.torch_internals import step_hooks
@@ -71,6 +74,8 @@ class Pieces:
     metric: Metric = "loss"
     metric_name: str = "loss"
     has_scheduler: bool = False
+    has_collate: bool = False  # whether the loader has a collate_fn of its own, or may have one
+    has_objects: bool = False  # whether a batch may be an object, as one of graphs
 
 
 def pieces_of(task: Task | None) -> Pieces:
@@ -93,7 +98,19 @@ def pieces_of(task: Task | None) -> Pieces:
         metric=kind,
         metric_name=task.metric_name if kind != "loss" else "loss",
         has_scheduler=task.scheduler is not None,
+        has_collate=_has_collate(task.train) or (takes_seed(task.train) and task.spec not in BUILT_IN),
+        has_objects=_has_objects(task.train),
     )
+
+
+def _has_collate(source: Any) -> bool:
+    return type(source) is DataLoader and source.collate_fn is not default_collate
+
+
+def _has_objects(source: Any) -> bool:
+    if isinstance(source, list | tuple):
+        return any(held_by_object(batch) is not None for batch in source[:1])
+    return _has_collate(source) or (isinstance(source, DataLoader) and type(source) is not DataLoader)
 
 
 def handed_on(task: Task) -> list[str]:

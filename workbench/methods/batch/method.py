@@ -3,8 +3,8 @@
 A batch is what :mod:`workbench.core.batch` says. Its tensors and arrays share their first dimension, the samples, and
 so do lists inside of it that hold them one by one; a list of another length holds several inputs, of all samples each.
 Whatever belongs to no sample (numbers, texts, tensors of length 1 or none) is kept where all batches agree on it, and
-anything else is refused. A batch with a method ``joined(batches)`` is concatenated by that, and PyTorch Geometric's
-graphs by theirs.
+anything else is refused. A batch with a method ``joined(batches)`` is concatenated by that, PyTorch Geometric's graphs
+by theirs, and what a DataLoader's own ``collate_fn`` makes is made by that, of the samples of several batches.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader
 
 from workbench.config import BoostConfig
 from workbench.core.batch import (
@@ -30,6 +31,7 @@ from workbench.core.batch import (
     with_entries,
 )
 from workbench.core.step_optimizer import scale_rates
+from workbench.methods.batch.own_collate import Uncollated, uncollated
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.protocol import FirstBatch, Method, Preparation
 
@@ -53,7 +55,7 @@ def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
 def concatenated(group: Sequence[Any]) -> Any:
     """Return at least one batch as one, of the form of the first; a ValueError says why they cannot be."""
     first = group[0]
-    if len(group) == 1:
+    if len(group) == 1 and not isinstance(first, Uncollated):
         return first
     if callable(joined := getattr(first, "joined", None)):  # it knows better, as where texts are padded together
         return joined(group)
@@ -183,6 +185,10 @@ class BatchMethod(Method):
     def passes(self, n_batches: float) -> float:
         """Return the passes over as many samples."""
         return n_batches / self.config.part(BatchSection).factor
+
+    def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """Leave samples for larger batches to the loader's own ``collate_fn``."""
+        return uncollated(loader) if self.config.part(BatchSection).factor > 1.0 else loader
 
     def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
         """Concatenate or cut the loader's batches."""

@@ -1,0 +1,34 @@
+"""DataLoaders like another one: of the same batches' samples, in the same order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+_OPTIONS = (
+    *("collate_fn", "dataset", "generator", "in_order", "multiprocessing_context", "num_workers", "persistent_workers"),
+    *("pin_memory", "prefetch_factor", "timeout", "worker_init_fn"),
+)
+_IN_PROCESS: dict[str, Any] = {
+    "num_workers": 0,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "timeout": 0,
+    "prefetch_factor": None,
+    "multiprocessing_context": None,
+    "worker_init_fn": None,
+}
+
+
+def loader_like(loader: DataLoader[Any], *, in_process: bool = False, **changed: Any) -> DataLoader[Any]:
+    """Return a loader that takes its order from the same sampler and generator, with some arguments changed.
+
+    ``in_process`` does without worker processes.
+    """
+    options: dict[str, Any] = {name: getattr(loader, name) for name in _OPTIONS}
+    options |= (_IN_PROCESS if in_process else {}) | changed
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return DataLoader(batch_sampler=loader.batch_sampler, **options)
+    sampler = None if isinstance(loader.dataset, IterableDataset) else loader.sampler
+    return DataLoader(batch_size=loader.batch_size, sampler=sampler, drop_last=loader.drop_last, **options)

@@ -1,0 +1,47 @@
+"""Larger batches made by the loader's own ``collate_fn``, which pads texts or draws pairs as nobody else could."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from workbench.core.batch import move_batch
+from workbench.core.loader import loader_like
+
+
+@dataclass(frozen=True, slots=True)
+class Uncollated:
+    """The samples of a batch, for a batch of several such."""
+
+    samples: Sequence[Any]
+    collate: Callable[[list[Any]], Any]
+    device: str | torch.device = "cpu"
+
+    def to(self, device: str | torch.device) -> Uncollated:
+        """Return samples whose batch will be on a device."""
+        return replace(self, device=device)
+
+    def joined(self, batches: Sequence[Uncollated]) -> Any:
+        """Return the one batch of all samples."""
+        return move_batch(self.collate([sample for batch in batches for sample in batch.samples]), self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Keeps the samples as they are; a class, since workers may be sent it."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, samples: list[Any]) -> Uncollated:
+        return Uncollated(samples, self.collate)
+
+
+def uncollated(loader: Any) -> Any:
+    """Return a loader of `Uncollated` batches, if it is one that makes batches in a way of its own."""
+    if type(loader) is not DataLoader or loader.batch_sampler is None or loader.collate_fn is default_collate:
+        return loader
+    return loader_like(loader, collate_fn=_Kept(loader.collate_fn))
