@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -141,7 +142,7 @@ REFUSED: dict[str, tuple[Callable[[], Dataset[Any]], str]] = {
 @pytest.mark.parametrize(("dataset", "why"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_kept_is_left_alone_with_a_sentence(dataset: Callable[[], Dataset[Any]], why: str) -> None:
     source: DataLoader[Any] = DataLoader(dataset(), batch_size=2, sampler=None)
-    assert why_not_kept(source)
+    assert why_not_kept(source, 1e-6)
     with pytest.raises(NotKeptError, match=why):
         keeping(source)
     with pytest.warns(UserWarning, match=f"resident has no effect, because samples cannot be kept: .*{why}"):
@@ -151,11 +152,27 @@ def test_what_cannot_be_kept_is_left_alone_with_a_sentence(dataset: Callable[[],
 def test_a_look_leaves_the_random_numbers_alone() -> None:
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
     source = DataLoader(Made(lambda at: torch.rand(2)), batch_size=2)
-    assert why_not_kept(source)
+    assert why_not_kept(source, 1e-6)
     assert reading_seconds(source) > 0.0
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.array_equal(np.random.get_state()[1], states[2])  # noqa: NPY002
+
+
+def test_a_look_reads_few_of_samples_that_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def slow(_: int) -> int:
+        now[0] += 0.3
+        return 0
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    dataset = Made(slow)
+    source: DataLoader[Any] = DataLoader(dataset, batch_size=2)
+    assert reading_seconds(source) == pytest.approx(0.3)
+    assert dataset.read.total() == 2, "that is half a second"
+    assert why_not_kept(source, 0.3) == ""
+    assert dataset.read.total() == 2 + 2 * 4
 
 
 def look(

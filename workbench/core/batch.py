@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from workbench.core import devices
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
-"""Names under which a mapping, a dataclass or a named tuple holds the target."""
+"""Names under which a mapping, a dataclass, a named tuple or an object holds the target."""
+
+_NO_OBJECTS = (Tensor, np.ndarray, tuple, list, Mapping, str, bytes, int, float, type, nn.Module)
 
 
 def move_batch(batch: Any, device: str | torch.device) -> Any:
@@ -80,12 +82,17 @@ def fields_of(batch: Any) -> dict[str, Any] | None:
     return {one.name: getattr(batch, one.name) for one in dataclasses.fields(batch) if one.init}
 
 
+def is_object(batch: Any) -> bool:
+    """Return whether a batch is neither a tensor nor a container: of a class of the user's, or of a library's."""
+    return not isinstance(batch, _NO_OBJECTS) and fields_of(batch) is None
+
+
 def held_by_object(batch: Any) -> dict[Any, Any] | None:
-    """Return what an object of the user's, or of a library's such as PyTorch Geometric's, holds by name.
+    """Return what an object, such as a batch of PyTorch Geometric's, holds by name.
 
     What its ``to_dict()`` gives, or its public attributes; None where none is a tensor, and for all other batches.
     """
-    if isinstance(batch, Tensor | nn.Module | type) or entries_of(batch) is not None:
+    if not is_object(batch):
         return None
     try:
         to_dict = getattr(batch, "to_dict", None)
@@ -133,12 +140,13 @@ def batch_size_of(batch: Any) -> int:
     Raises:
         ValueError: When there is no tensor, array or list in it, or a nested tensor.
     """
-    for name in ("num_graphs", "batch_size") if entries_of(batch) is None and not is_array(batch) else ():
-        if isinstance(said := getattr(batch, name, None), int):
+    if is_object(batch):
+        said = next((getattr(batch, name) for name in ("num_graphs", "batch_size") if hasattr(batch, name)), None)
+        if isinstance(said, int):
             return said
-    if (held := held_by_object(batch)) is not None:
-        key = target_key(held)
-        return batch_size_of(held if key is None else held[key])
+        if (held := held_by_object(batch)) is not None:
+            key = target_key(held)
+            return batch_size_of(held if key is None else held[key])
     lists, is_one = [], False
     for part in _outside_lists(batch):
         if isinstance(part, Tensor) and part.is_nested:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,8 @@ from workbench.core.own_generators import kept_generators, seed_generators
 from workbench.core.text import first_line
 from workbench.tasks.batches import digest_of_batches
 
-_TRIED = 16  # samples that are read twice in a look at a task
+_TRIED = 16  # samples that are read twice in a look at a task, or as many as can be read in so much time
+_TRIED_SECONDS = 0.5
 _TRIED_IN_A_RUN = 4
 _MOST_MEMORY = 0.25  # of what is free, since several runs may train at a time
 
@@ -38,22 +38,22 @@ class NotKeptError(Exception):
 
 def reading_seconds(loader: DataLoader[Any]) -> float:
     """Return what reading a sample takes in this process, seconds; a NotKeptError says why it cannot be read."""
-    seconds = []
+    began, n_read = time.perf_counter(), 0
     with kept_generators(torch.device("cpu")):
-        for at in _some(loader, _TRIED):
-            began = time.perf_counter()
+        for n_read, at in enumerate(_some(loader, _TRIED), start=1):  # noqa: B007
             _read_one(loader.dataset, at)
-            seconds.append(time.perf_counter() - began)
-    return fmean(seconds)
+            if time.perf_counter() - began > _TRIED_SECONDS:
+                break
+    return (time.perf_counter() - began) / n_read
 
 
-def why_not_kept(loader: DataLoader[Any], n_tried: int = _TRIED) -> str:
+def why_not_kept(loader: DataLoader[Any], seconds: float) -> str:
     """Return why samples cannot be read once and kept, to stand after "because"; empty where they can.
 
-    As far as some show, which are read twice.
+    As far as some show, which are read twice, each in so many ``seconds``.
     """
     try:
-        _try(loader, n_tried)
+        _try(loader, min(max(round(_TRIED_SECONDS / max(seconds, 1e-9)), _TRIED_IN_A_RUN), _TRIED))
     except NotKeptError as why:
         return str(why)
     return ""
@@ -64,8 +64,7 @@ def keeping(loader: DataLoader[Any]) -> DataLoader[Any]:
 
     A NotKeptError says why this cannot be done.
     """
-    if why_not := why_not_kept(loader, _TRIED_IN_A_RUN):
-        raise NotKeptError(why_not)
+    _try(loader, _TRIED_IN_A_RUN)
     samples = _KeptSamples(loader)
     return over_numbers(loader, samples.n_samples, samples.batch_of)
 

@@ -79,12 +79,13 @@ def gain_of_memory(
     if _tensors_of(opened) is not None:
         return True, ""
     try:
-        seconds = reading_seconds(opened) * batch_size / max(opened.num_workers, 1)
+        seconds = reading_seconds(opened)
     except NotKeptError:
         return False, ""
-    if (share := seconds / step_seconds) < _WORTH_READING:
+    share = seconds * batch_size / max(opened.num_workers, 1) / step_seconds
+    if share < _WORTH_READING:
         return False, ""
-    why_not = "most are read once in a training" if epochs < _FEWEST_EPOCHS else why_not_kept(opened)
+    why_not = "most are read once in a training" if epochs < _FEWEST_EPOCHS else why_not_kept(opened, seconds)
     advice = "" if opened.num_workers else ", which `num_workers` of the loader may hide"
     takes = f"Reading them takes about {min(100 * share, 100):.0f} % of a step{advice}."
     return not why_not, why_not and f"Samples kept in memory are left out, because {why_not}. {takes}"

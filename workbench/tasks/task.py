@@ -25,8 +25,8 @@ from workbench.core import distributed as ranks
 from workbench.core.batch import (
     TARGET_KEYS,
     batch_size_of,
-    held_by_object,
     inputs_and_target,
+    is_object,
     parts_by_name,
     target_key,
 )
@@ -268,8 +268,8 @@ class Task:
                     "function loss(model, batch) instead"
                 )
             inputs, named, target = sides
-            is_object = held_by_object(batch) is not None
-            prediction = self.predict(model, batch) if is_object else self._prediction(model(*inputs, **named))
+            is_whole = is_object(batch)
+            prediction = self.predict(model, batch) if is_whole else self._prediction(model(*inputs, **named))
             try:
                 loss = self.loss(prediction, target)
             except (AttributeError, TypeError) as error:  # what torch's criteria raise for anything but a tensor
@@ -298,8 +298,7 @@ class Task:
             TaskError: When the model does not take such a batch.
         """
         sides, function = inputs_and_target(batch), unwrapped(model).forward if isinstance(model, nn.Module) else model
-        held = held_by_object(batch)
-        if is_criterion(self.loss) and sides is not None and held is None:
+        if is_criterion(self.loss) and sides is not None and not is_object(batch):
             return self._prediction(model(*sides[0], **sides[1]))
         by_name: list[Any] = [((), sides[1])] if sides is not None else []
         call, ways, parts = "model(batch)", [*by_name, ((batch,), {})], parts_by_name(batch)
@@ -309,8 +308,8 @@ class Task:
                 ways.insert(0, ((), arguments_taken(function, parts)))
         elif isinstance(batch, Mapping):
             call, ways = "model(**batch)", [((), arguments_taken(function, batch)), *by_name]
-        elif held is not None:
-            taken = arguments_taken(function, held)
+        elif is_object(batch):
+            taken = arguments_taken(function, parts)
             is_named = next(iter(arguments_needed(function)), "batch") in taken.keys() - {"batch"}
             ways = [((), taken)] if is_named else [((batch,), {}), ((), taken)]
         for inputs, named in ways:
