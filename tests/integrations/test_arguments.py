@@ -68,6 +68,7 @@ def test_nothing_chosen_asks_for_nothing(framework: str) -> None:
         ("torch", ROOT | {"batch.factor": 0.25, "runtime.data": "prefetch"}, {  # today's rate, whatever it is
             "optimizer.param_groups": {"lr": "0.5 x"}, LOADER: {"batch_size": "0.25 x", "num_workers": 1},
         }),
+        ("torch", {"runtime.data": "resident"}, {LOADER: {"dataset": "kept"}}),
         ("torch", ROOT | {"optimizer.lr_factor": 1.5}, {  # today's rates, whatever they are
             "optimizer.param_groups": {"lr": "3 x"}, LOADER: {"batch_size": "4 x"},
         }),
@@ -145,7 +146,6 @@ def test_what_is_native_needs_nothing_of_ours(
         ("torch", O2 | {"loss_scale.minimum": 8.0}, "loss_scale.minimum", "no bounds"),
         ("torch", FIXED, "loss_scale.kind", "always skips"),
         ("torch", {"curriculum.kind": "resolution"}, "curriculum.kind", "what the loader makes"),
-        ("torch", {"runtime.data": "resident"}, "runtime.data", "on the host"),
         ("lightning", {"optimizer.name": "AdamW", "optimizer.lr": 0.01}, "optimizer.lr", "configure_optimizers"),
         ("lightning", {"schedule.length": 0.5}, "schedule.length", "configure_optimizers"),
         ("lightning", {"batch.factor": 2.0}, "batch.factor", "train_dataloader"),

@@ -142,6 +142,10 @@ def own_loss(model, batch):
     return nn.functional.binary_cross_entropy_with_logits(model(batch.user, batch.item), batch.y)
 
 
+def by_name(model, batch):
+    return nn.functional.binary_cross_entropy_with_logits(model(batch["user"], batch["item"]), batch["y"])
+
+
 users, items = torch.randn(2, 96, 4, generator=torch.Generator().manual_seed(1))
 clicks = ((users * items).sum(1) > 0).float()
 batches = [BATCH for part in torch.arange(96).split(12)]
@@ -279,8 +283,9 @@ _FORMS = ("fields", "named tuples", "fields as a whole", "named tuples as a whol
         (_FIELDS, "", "own_loss", "loss"),
         (_TUPLES, "", "own_loss", "loss"),
         (_ALONE, "", "own_loss", "loss"),
+        (_NAMED, "", "by_name", "accuracy"),
     ],
-    ids=["several inputs", "names", "probabilities", "logits", *_FORMS],
+    ids=["several inputs", "names", "probabilities", "logits", *_FORMS, "a mapping with a target"],
 )
 def test_a_script_calls_model_and_loss_with_what_a_batch_holds_as_the_task_does(
     tmp_path: Path, batch: str, activation: str, loss: str, metric: str
@@ -407,25 +412,26 @@ _OF_TEXTS = _OF_GRAPHS | {"MODEL": "Mean", "COLLATE": "padded"}
 
 
 @pytest.mark.parametrize(
-    ("chosen", "loss", "metric", "is_function"),
+    ("chosen", "loss", "metric", "is_function", "keeps"),
     [
-        (_OF_TEXTS, "criterion", "accuracy", False),
-        (_OF_TEXTS, "criterion", "loss", True),
-        (_OF_GRAPHS, "criterion", "accuracy", False),
-        (_OF_GRAPHS, "own_loss", "accuracy", False),
-        (_OF_GRAPHS, "own_loss", "loss", False),
-        (_BY_NAME, "criterion", "loss", False),
+        (_OF_TEXTS, "criterion", "accuracy", False, True),
+        (_OF_TEXTS, "criterion", "loss", True, False),
+        (_OF_GRAPHS, "criterion", "accuracy", False, False),
+        (_OF_GRAPHS, "own_loss", "accuracy", False, True),
+        (_OF_GRAPHS, "own_loss", "loss", False, False),
+        (_BY_NAME, "criterion", "loss", False, False),
     ],
     ids=["texts", "texts of a seed", "graphs", "graphs by a function", "the loss of graphs", "graphs by name"],
 )
 def test_a_loader_s_own_way_of_making_batches_makes_larger_ones(
-    tmp_path: Path, chosen: dict[str, str], loss: str, metric: str, is_function: bool
+    tmp_path: Path, chosen: dict[str, str], loss: str, metric: str, is_function: bool, keeps: bool
 ) -> None:
     train = f"DataLoader(data, 4, collate_fn={chosen['COLLATE']})"
     text = COLLATED.replace("TRAIN", f"lambda seed: {train}" if is_function else train)
     for name, value in (chosen | {"LOSS": loss, "METRIC": metric}).items():
         text = text.replace(name, value)
-    task, config = own_task(tmp_path, text), BoostConfig.from_dict(PLAIN | {"batch": {"factor": 3.0}})
+    chosen_too = {"batch": {"factor": 3.0}, "runtime": {"data": "resident" if keeps else "as_given"}}
+    task, config = own_task(tmp_path, text), BoostConfig.from_dict(PLAIN | chosen_too)
     assert not look_at(load_task(task), torch.device("cpu"), 40).no_merging
     script = written(tmp_path, task, config, 24)
     assert "needs nothing of workbench" in script.needs
@@ -507,6 +513,20 @@ def test_what_a_script_imports_is_used_and_imported_once(tmp_path: Path) -> None
     assert len({*imports}) == len(imports)
     assert "A small net on the digits" not in text
     assert "task = task\n" not in rest
+
+
+def test_rows_of_tensors_are_gathered_at_once_in_a_script_of_torch_alone(tmp_path: Path) -> None:
+    task, config = own_task(tmp_path, OWN), BoostConfig.from_dict(PLAIN | {"runtime": {"data": "resident"}})
+    script = written(tmp_path, task, config, 60)
+    assert "needs nothing of workbench" in script.needs
+    assert script.carried["runtime.data"] == "torch.utils.data.DataLoader"
+    assert run_here(tmp_path / script.name)["metric"] > 0.8
+
+
+def test_samples_that_a_stream_holds_are_left_to_this_package(tmp_path: Path) -> None:
+    script = written(tmp_path, "digits-lenet", BoostConfig.from_dict(PLAIN | {"runtime": {"data": "resident"}}), 24)
+    assert "a stream that says itself where its samples lie" in script.left["runtime.data"]
+    assert "apply(" in script.text
 
 
 def test_samples_stay_on_the_device_in_a_script_through_apply_too(tmp_path: Path) -> None:

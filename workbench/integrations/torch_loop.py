@@ -22,7 +22,7 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
 
     Arguments are calls of torch by name, each with its keyword arguments. ``GradScaler`` has our rule of the dynamic
     loss scale but for its bounds: it falls below 1 where ours stays there. ``LambdaLR`` takes the course of the rate as
-    a function, and ``DataLoader`` stands for whatever loads the batches: larger ones, or fewer.
+    a function, and ``DataLoader`` stands for whatever loads the batches: larger ones, or fewer, or of kept samples.
     A ConfigError is `BoostConfig.resolve`'s.
     """
     sorting = Sorting("torch", config.resolve(level))
@@ -121,6 +121,8 @@ def _course(sorting: Sorting) -> None:
     if sorting.value("runtime.data") == "prefetch":
         loader["num_workers"] = 1
         sorting.carry("runtime.data", **{_LOADER: loader})
-    sorting.leave("a DataLoader gathers its batches on the host, sample by sample", "runtime.data")
+    elif sorting.value("runtime.data") == "resident":
+        loader["dataset"] = "kept"
+        sorting.carry("runtime.data", **{_LOADER: loader})
     sorting.take("schedule.length", lambda share: {"number of updates": {"times": share}})
     sorting.carry_course("torch.optim.lr_scheduler.LambdaLR")

@@ -162,9 +162,12 @@ def _for_task(world: Framework, answer: Carried, task: Task | None) -> Carried:
     replaced = [path for path in answer.carriers if path.startswith("optimizer.") or path == "batch.lr_rule"]
     replaces, has_hooks = "optimizer.name" in answer.carriers, bool(world.why_no_hooks) and answer.is_whole
     casts = str(answer.arguments.get("precision", "")).endswith("-true")
-    if task is None or not world.trains_torch or not (replaces or has_hooks or casts):
+    moves = "kept" in answer.arguments.get("torch.utils.data.DataLoader", {}).values()
+    if task is None or not world.trains_torch or not (replaces or has_hooks or casts or moves):
         return answer
     hands_on, left = handed_on(task), dict(answer.left)
+    if moves and pieces_of(task).train == "stream":
+        left["runtime.data"] = "today's batches come from a stream that says itself where its samples lie"
     if casts:  # and the fused SGD of torch 2.13 updates such weights wrongly on a CPU, where ours takes the plain one
         left["amp.level"] = "Lightning casts the inputs of its own steps alone, and this file evaluates by itself"
     if replaces and hands_on:
