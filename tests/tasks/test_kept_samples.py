@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Callable[[], Dataset[Any]], str]] = {
     "drawn for nothing": (lambda: Made(lambda at: at if torch.rand(()) < 2.0 else -1), "random numbers are drawn"),
     "a generator of its own": (lambda: Made(drawing()), "twice differs"),
     "a count": (lambda: Made(counting()), "twice differs"),
-    "told the epoch": (lambda: ToldTheEpoch(lambda at: at), "is told the epoch"),
+    "told the epoch": (lambda: ToldTheEpoch(lambda at: at), "has a `set_epoch`"),
     "a stream": (Stream, "reads a stream"),
     "no length": (lambda: WithoutLength(lambda at: at), "does not know its length"),
     "an object": (lambda: Made(lambda at: object()), "hold a object, of which no copy"),
@@ -195,6 +195,16 @@ def test_keeping_is_worth_it_where_reading_takes_a_part_of_a_step_in_several_epo
 
 
 def test_what_augmentation_costs_is_said() -> None:
-    gains, why = look(Made(lambda at: torch.rand(2)), workers=2)
+    gains, why = look(Made(lambda at: torch.rand(2)))
     assert not gains
-    assert why.endswith("random numbers are drawn when one is read. Reading them takes about 100 % of a step.")
+    assert "random numbers are drawn when one is read. Reading them takes about 100 % of a step" in why
+
+
+def test_what_worker_processes_read_is_not_read_here() -> None:
+    """A file that the first reading opens would be shared by all processes that are forked later."""
+    dataset = Made(lambda at: at)
+    assert look(dataset, workers=2) == (False, "")
+    source: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=2)
+    with pytest.raises(NotKeptError, match="worker processes read them"):
+        keeping(source)
+    assert not dataset.read

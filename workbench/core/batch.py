@@ -1,8 +1,8 @@
 """What a loader yields: a batch is a tensor, or tuples, lists, named tuples, mappings and dataclasses of tensors.
 
 It has one number of samples. A list or tuple inside of a batch may hold them one by one, as images of different sizes.
-An object of another class, such as a batch of graphs, is a batch, too: it is asked what it holds, and changed by nobody
-but its own methods.
+An object of another class, such as a batch of graphs, is a batch, too: its attributes are read, and only its own
+methods change it.
 """
 
 from __future__ import annotations

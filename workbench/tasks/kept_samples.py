@@ -136,6 +136,8 @@ def _some(loader: DataLoader[Any], n_tried: int) -> list[int]:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or loader.batch_sampler is None:
         raise NotKeptError("the loader reads a stream")
+    if loader.num_workers:  # a file that reading opened here would be open in all processes that are forked later
+        raise NotKeptError("worker processes read them")
     try:
         n_samples = len(dataset)
     except TypeError as error:
@@ -149,7 +151,7 @@ def _try(loader: DataLoader[Any], n_tried: int) -> None:
     dataset: Any = loader.dataset
     chosen = _some(loader, n_tried)
     if callable(getattr(dataset, "set_epoch", None)):
-        raise NotKeptError("the data set is told the epoch")
+        raise NotKeptError("the data set has a `set_epoch`, so its samples may change from epoch to epoch")
     with kept_generators(torch.device("cpu")):
         samples, again = (_read_undrawn(dataset, chosen, seed) for seed in (1, 2))
     if digest_of_batches(samples) != digest_of_batches(again):

@@ -68,8 +68,8 @@ def gain_of_memory(
 ) -> tuple[bool, str]:
     """Return whether `resident` may make steps faster, and a sentence where it would but for something; else empty.
 
-    It makes batches otherwise than the source where that picks samples one by one, or holds them on the host. What has
-    to be read first must be worth it: in a training of so many epochs, and by its part of a step.
+    It makes batches otherwise than the source where that picks samples one by one, or holds them on the host. Samples
+    that have to be read must take a good part of a step, and be read again in a training of so many ``epochs``.
     """
     once = opened_once(source)
     opened = source if once is None else once(seed)
@@ -82,13 +82,15 @@ def gain_of_memory(
         seconds = reading_seconds(opened)
     except NotKeptError:
         return False, ""
-    share = seconds * batch_size / max(opened.num_workers, 1) / step_seconds
+    share = seconds * batch_size / step_seconds
     if share < _WORTH_READING:
         return False, ""
     why_not = "most are read once in a training" if epochs < _FEWEST_EPOCHS else why_not_kept(opened, seconds)
-    advice = "" if opened.num_workers else ", which `num_workers` of the loader may hide"
-    takes = f"Reading them takes about {min(100 * share, 100):.0f} % of a step{advice}."
-    return not why_not, why_not and f"Samples kept in memory are left out, because {why_not}. {takes}"
+    takes = f"Reading them takes about {min(100 * share, 100):.0f} % of a step"
+    sentence = (
+        f"Samples kept in memory are left out, because {why_not}. {takes}, which `num_workers` of the loader may hide."
+    )
+    return not why_not, why_not and sentence
 
 
 def _tensors_of(source: Any) -> tuple[Tensor, ...] | None:

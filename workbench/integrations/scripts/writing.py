@@ -165,7 +165,7 @@ def _for_task(world: Framework, answer: Carried, task: Task | None) -> Carried:
     moves = "kept" in answer.arguments.get("torch.utils.data.DataLoader", {}).values()
     if task is None or not world.trains_torch or not (replaces or has_hooks or casts or moves):
         return answer
-    hands_on, left = handed_on(task), dict(answer.left)
+    hands_on, left = handed_on(task) if replaces or has_hooks else [], dict(answer.left)
     if moves and pieces_of(task).train == "stream":
         left["runtime.data"] = "today's batches come from a stream that says itself where its samples lie"
     if casts:  # and the fused SGD of torch 2.13 updates such weights wrongly on a CPU, where ours takes the plain one

@@ -1,4 +1,4 @@
-"""Larger batches made by the loader's own ``collate_fn``, which pads texts or draws pairs as nobody else could."""
+"""Larger batches made by the loader's own ``collate_fn``, which knows how to pad texts or to draw pairs."""
 
 from __future__ import annotations
 
