@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,13 @@ from workbench.tasks import Task
 from workbench.training import Boosted
 from workbench.training import speed as speed_ratio
 from workbench.training.setup import prepare
-from workbench.training.speed import KeptBaseline, SpeedRatio, bootstrap_median_interval, measure_speed_ratio
+from workbench.training.speed import (
+    KeptBaseline,
+    SpeedRatio,
+    TimedSide,
+    bootstrap_median_interval,
+    measure_speed_ratio,
+)
 
 CPU = torch.device("cpu")
 PLAIN = BoostConfig()
@@ -132,6 +139,34 @@ def test_sides_that_are_timed_apart_have_the_ratio_of_those_that_take_turns(cloc
     task = timed_task(clock, lambda n: 1.0 + n)
     together, apart = (measure(task, PLAIN, freezing(), apart=apart) for apart in (False, True))
     assert apart == together
+
+
+@pytest.mark.slow
+def test_what_reads_ahead_rests_while_the_other_side_trains() -> None:
+    n_read = torch.zeros(1, dtype=torch.int64).share_memory_()
+    task = small_task()
+    sample = tuple(part[0] for part in next(task.batches(0)))
+
+    class Counted(Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.01)  # longer than a step, so that nothing is read before it is needed
+            n_read.add_(1)
+            return sample
+
+    counted = replace(task, train=DataLoader(Counted(), batch_size=2))
+    ahead = PLAIN.with_values({"runtime.data": "prefetch"})
+    side = TimedSide(counted, ahead, "O0", device=CPU, seed=0, at_least=1, before_window=None, loading=True)
+    side.warm_up()
+    for _ in range(8):  # what was read before may be used up
+        side.block()
+    n_before = int(n_read)
+    time.sleep(0.3)
+    assert int(n_read) == n_before
+    side.block()
+    assert int(n_read) > n_before
 
 
 @pytest.mark.parametrize("freeze_type", [0, 1])

@@ -47,6 +47,7 @@ SET_UPS: dict[str, tuple[dict[str, Any], Any]] = {  # switches that are not name
     ),
     "batches in parts": ({"batch": {"factor": 0.5}, "schedule": {"length": 0.5}}, small_network),
     "growing images": ({"curriculum": {"kind": "resolution", "start": 0.5}}, residual_network),
+    "batches read ahead": ({"runtime": {"data": "prefetch"}}, small_network),
     "average": ({"regularization": {"weight_average": "ema", "label_smoothing": 0.1}}, small_network),
     "schedule-free": ({"optimizer": {"name": "ScheduleFreeAdamW", "lr": 0.01}}, small_network),
     "layers frozen, norms gone": (

@@ -412,25 +412,25 @@ _OF_TEXTS = _OF_GRAPHS | {"MODEL": "Mean", "COLLATE": "padded"}
 
 
 @pytest.mark.parametrize(
-    ("chosen", "loss", "metric", "is_function", "keeps"),
+    ("chosen", "loss", "metric", "is_function", "data"),
     [
-        (_OF_TEXTS, "criterion", "accuracy", False, True),
-        (_OF_TEXTS, "criterion", "loss", True, False),
-        (_OF_GRAPHS, "criterion", "accuracy", False, False),
-        (_OF_GRAPHS, "own_loss", "accuracy", False, True),
-        (_OF_GRAPHS, "own_loss", "loss", False, False),
-        (_BY_NAME, "criterion", "loss", False, False),
+        (_OF_TEXTS, "criterion", "accuracy", False, "resident"),
+        (_OF_TEXTS, "criterion", "loss", True, "prefetch"),
+        (_OF_GRAPHS, "criterion", "accuracy", False, "prefetch"),
+        (_OF_GRAPHS, "own_loss", "accuracy", False, "resident"),
+        (_OF_GRAPHS, "own_loss", "loss", False, "as_given"),
+        (_BY_NAME, "criterion", "loss", False, "as_given"),
     ],
     ids=["texts", "texts of a seed", "graphs", "graphs by a function", "the loss of graphs", "graphs by name"],
 )
 def test_a_loader_s_own_way_of_making_batches_makes_larger_ones(
-    tmp_path: Path, chosen: dict[str, str], loss: str, metric: str, is_function: bool, keeps: bool
+    tmp_path: Path, chosen: dict[str, str], loss: str, metric: str, is_function: bool, data: str
 ) -> None:
     train = f"DataLoader(data, 4, collate_fn={chosen['COLLATE']})"
     text = COLLATED.replace("TRAIN", f"lambda seed: {train}" if is_function else train)
     for name, value in (chosen | {"LOSS": loss, "METRIC": metric}).items():
         text = text.replace(name, value)
-    chosen_too = {"batch": {"factor": 3.0}, "runtime": {"data": "resident" if keeps else "as_given"}}
+    chosen_too = {"batch": {"factor": 3.0}, "runtime": {"data": data}}
     task, config = own_task(tmp_path, text), BoostConfig.from_dict(PLAIN | chosen_too)
     assert not look_at(load_task(task), torch.device("cpu"), 40).no_merging
     script = written(tmp_path, task, config, 24)

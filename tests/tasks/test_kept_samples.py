@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from workbench.tasks.batches import digest_of_batches, endless_batches
 from workbench.tasks.kept_samples import NotKeptError, keeping, reading_seconds, why_not_kept
-from workbench.tasks.reading import gain_of_memory, resident
+from workbench.tasks.reading import quicker_reading, resident
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "x y")  # as users write them
@@ -177,33 +177,49 @@ def test_a_look_reads_few_of_samples_that_take_long(monkeypatch: pytest.MonkeyPa
 
 def look(
     dataset: Dataset[Any], *, step_seconds: float = 1e-6, epochs: float = 10.0, workers: int = 0
-) -> tuple[bool, str]:
+) -> tuple[str, str]:
     source = DataLoader(dataset, batch_size=4, num_workers=workers)
-    return gain_of_memory(source, 0, CPU, batch_size=4, step_seconds=step_seconds, epochs=epochs)
+    return quicker_reading(source, 0, CPU, batch_size=4, step_seconds=step_seconds, epochs=epochs)
 
 
 def test_keeping_is_worth_it_where_reading_takes_a_part_of_a_step_in_several_epochs() -> None:
     steady = Made(lambda at: at)
-    assert look(steady) == (True, "")
-    assert look(steady, step_seconds=10.0) == (False, "")
-    gains, why = look(steady, epochs=1.5)
-    assert not gains
-    assert why == (
-        "Samples kept in memory are left out, because most are read once in a training. Reading them takes about "
-        "100 % of a step, which `num_workers` of the loader may hide."
-    )
+    assert look(steady) == ("resident", "")
+    assert look(steady, step_seconds=10.0) == ("as_given", "")
 
 
-def test_what_augmentation_costs_is_said() -> None:
-    gains, why = look(Made(lambda at: torch.rand(2)))
-    assert not gains
-    assert "random numbers are drawn when one is read. Reading them takes about 100 % of a step" in why
+@pytest.mark.parametrize(
+    ("cores", "way", "and_so"),
+    [
+        (2, "prefetch", ", so a process that reads ahead is tried."),
+        (1, "as_given", ", which `num_workers` of the loader may hide; that is not tried, because there is one core."),
+    ],
+)
+def test_what_is_not_worth_keeping_is_read_ahead(
+    cores: int, way: str, and_so: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.tasks.read_ahead.usable_cores", lambda: cores)
+    takes = f". Reading them takes about 100 % of a step{and_so}"
+    found = look(Made(lambda at: at), epochs=1.5)
+    assert found == (way, f"Samples kept in memory are left out, because most are read once in a training{takes}")
+    augmented = look(Made(lambda at: torch.rand(2)))
+    assert augmented[0] == way
+    assert augmented[1].endswith(f"random numbers are drawn when one is read{takes}")
+
+
+def test_a_stream_is_read_ahead_where_its_batches_take_a_part_of_a_step() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([torch.zeros(2)] * 40)
+
+    assert "because the loader reads a stream" in look(Stream())[1]
+    assert look(Stream(), step_seconds=10.0) == ("as_given", "")
 
 
 def test_what_worker_processes_read_is_not_read_here() -> None:
     """A file that the first reading opens would be shared by all processes that are forked later."""
     dataset = Made(lambda at: at)
-    assert look(dataset, workers=2) == (False, "")
+    assert look(dataset, workers=2) == ("as_given", "")
     source: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=2)
     with pytest.raises(NotKeptError, match="worker processes read them"):
         keeping(source)

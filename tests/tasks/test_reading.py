@@ -1,9 +1,9 @@
-"""Batches that stay on a device, or are read ahead: the same ones, in the same order, bit for bit."""
+"""Batches that stay on a device: the same ones, in the same order, bit for bit."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from tests.kit.equal_batches import assert_equal_batches
 from workbench.tasks import load_task
 from workbench.tasks.batches import ShuffledBatches, endless_batches
-from workbench.tasks.reading import gain_of_memory, read_ahead, resident
+from workbench.tasks.reading import quicker_reading, resident
 
 CPU = torch.device("cpu")
 ROWS = torch.arange(22.0).reshape(11, 2)
@@ -47,15 +48,6 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "part": lambda: DataLoader(Subset(TensorDataset(ROWS, LABELS), [9, 2, 7, 4]), batch_size=3, shuffle=True),
     "loader of a seed": lambda: lambda seed: loader(shuffle=True, generator=torch.Generator().manual_seed(seed)),
 }
-
-
-def assert_equal_batches(found: list[Any], wanted: list[Any]) -> None:
-    for mine, other in zip(found, wanted, strict=True):
-        assert type(mine) is type(other)
-        if isinstance(mine, Tensor):
-            torch.testing.assert_close(mine, other, rtol=0, atol=0)
-        else:
-            assert_equal_batches(list(mine), list(other))
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
@@ -99,45 +91,6 @@ def test_built_in_tasks_can_be_resident(name: str) -> None:
     assert_equal_batches(list(islice(endless_batches(resident(train, CPU), 1), 3)), wanted)
 
 
-PREFETCHED: dict[str, Callable[[], Any]] = {
-    **{name: SOURCES[name] for name in ("held", "loader with a generator", "loader of a seed")},
-    "noisy": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", PREFETCHED.values(), ids=PREFETCHED)
-def test_batches_read_ahead_are_the_sources_while_training_draws(source: Callable[[], Any]) -> None:
-    wanted = list(islice(endless_batches(source(), 2), 12))
-    torch.manual_seed(1)
-    found, drawn = [], []
-    for batch in islice(read_ahead(endless_batches(source(), 2)), 12):
-        found.append(batch)
-        drawn.append(torch.rand(()))
-    assert_equal_batches(found, wanted)
-    torch.manual_seed(1)
-    assert drawn == [torch.rand(()) for _ in range(12)]
-
-
-@pytest.mark.slow
-def test_a_loader_with_processes_of_its_own_is_read_here_and_says_so() -> None:
-    source = DataLoader(TensorDataset(ROWS, LABELS), batch_size=3, num_workers=1)
-    wanted = list(islice(endless_batches(loader(), 2), 4))
-    with pytest.warns(UserWarning, match="`runtime.data` = prefetch has no effect: .*not allowed to have children"):
-        found = list(islice(read_ahead(endless_batches(source, 2)), 4))
-    assert_equal_batches(found, wanted)
-
-
-@pytest.mark.slow
-def test_trouble_in_a_source_is_its_own() -> None:
-    def broken() -> Iterator[Tensor]:
-        yield from ()
-        raise KeyError("pixels")
-
-    with pytest.warns(UserWarning, match="prefetch has no effect"), pytest.raises(KeyError, match="pixels"):
-        list(read_ahead(broken()))
-
-
 @pytest.mark.parametrize(
     ("source", "device", "gains"),
     [
@@ -149,5 +102,5 @@ def test_trouble_in_a_source_is_its_own() -> None:
     ],
 )
 def test_memory_gains_where_samples_are_picked_one_by_one_or_travel(source: Any, device: str, gains: bool) -> None:
-    found = gain_of_memory(source, 0, torch.device(device), batch_size=2, step_seconds=1.0, epochs=9.0)
-    assert found == (gains, "")
+    found = quicker_reading(source, 0, torch.device(device), batch_size=2, step_seconds=1.0, epochs=9.0)
+    assert found == ("resident" if gains else "as_given", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import workbench
 from tests.kit.runs import train_and_watch
@@ -163,6 +164,24 @@ def test_a_loop_of_ones_own_trains_under_the_settings_from_resident_batches() ->
     assert [number for number, _ in found] == [before + 1] * 4
     assert torch.equal(torch.cat([batch for _, batch in found]), rows)
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_has_its_batches_read_ahead() -> None:
+    rows = torch.arange(24.0).reshape(8, 3)
+
+    class Rows(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __getitem__(self, index: int) -> Any:
+            return rows[index], os.getpid()
+
+    line = nn.Linear(3, 2)
+    boosted = apply(config(data="prefetch"), line, SGD(line.parameters(), lr=0.1), total_steps=8, level="O0")
+    found = list(boosted.batches(DataLoader(Rows(), batch_size=2), 2))
+    assert torch.equal(torch.cat([batch for batch, _ in found]), rows.repeat(2, 1))
+    assert {int(process) for _, processes in found for process in processes} != {os.getpid()}
 
 
 @pytest.mark.parametrize(

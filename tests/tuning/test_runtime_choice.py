@@ -74,6 +74,17 @@ def test_threads_are_chosen_before_the_layout_and_kept_beside_it(tmp_path: Path)
     assert all(one["runtime.threads"] == 1 for one in layouts)
 
 
+@pytest.mark.parametrize(("data", "beside"), [("prefetch", {"runtime.threads": 1}), ("resident", {})])
+def test_fewer_threads_are_tried_beside_a_process_that_reads(data: str, beside: dict[str, Any], tmp_path: Path) -> None:
+    class Runner(TimedRunner):
+        def ratio(self, leaves: Mapping[str, Any]) -> float:
+            reads, alone = leaves["runtime.data"] == data, leaves["runtime.threads"] == 1
+            return (0.6 if alone else 0.8) if reads else 1.2 if alone else 1.0
+
+    choices = f'"runtime.threads" = [1]\n"runtime.data" = ["{data}"]'
+    assert chosen(tmp_path, choices, {}, make=Runner)[0] == {"runtime.data": data} | beside
+
+
 LAYOUTS = '"runtime.memory_format" = ["contiguous", "channels_last"]'
 
 

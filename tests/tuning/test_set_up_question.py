@@ -67,7 +67,7 @@ LOOK = TaskLook(
     network=NetworkFacts(4, 4, 8, 4, 4, 4, no_sequence="its inputs are no tokens"),
     fast_bfloat16=True,
     device="cpu",
-    gains_from_memory=False,
+    reading="as_given",
     threads=1,
     step_seconds=0.01,
     evaluation_seconds=0.0,
@@ -87,11 +87,14 @@ def asked(look: TaskLook = LOOK, *, steps: int = 180, minutes: float = 15.0, dro
 
 def test_threads_and_memory_are_tried_where_they_may_matter() -> None:
     assert not {"runtime.threads", "runtime.data"} & parse_study(asked().text).set_up.runtime.keys()
-    look = replace(LOOK, threads=8, fewer_threads={4: 0.009, 2: 0.011, 1: 0.012}, gains_from_memory=True)
+    look = replace(LOOK, threads=8, fewer_threads={4: 0.009, 2: 0.011, 1: 0.012}, reading="resident")
     found = parse_study(asked(look).text)
     assert (found.set_up.runtime["runtime.threads"], found.set_up.runtime["runtime.data"]) == ([4], ["resident"])
     assert found.study.threads is None
     assert asked(replace(LOOK, not_kept="Not kept.")).left_out.count("Not kept.") == 1
+    ahead = parse_study(asked(replace(look, reading="prefetch")).text).set_up.runtime
+    assert ahead["runtime.data"] == ["prefetch"]
+    assert ahead["runtime.threads"] == [4, 2, 1], "what reads needs a core"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_a_look_finds_samples_that_are_decoded_again_and_again(augments: bool) -
             return torch.full((6,), index / 64) + noise, torch.ones(1)
 
     look = look_at(regression(train=DataLoader(Files(), batch_size=8, shuffle=True)), CPU, 100)
-    assert look.gains_from_memory is not augments
+    assert look.reading == ("prefetch" if augments else "resident")
     assert ("random numbers are drawn when one is read" in look.not_kept) is augments
 
 
@@ -371,7 +374,7 @@ def test_a_long_training_is_asked_about_at_a_horizon_that_is_said() -> None:
 
 
 def test_of_a_training_too_long_for_the_time_faster_steps_are_searched() -> None:
-    question = asked(replace(LOOK, gains_from_memory=True), steps=100_000, minutes=2.0)
+    question = asked(replace(LOOK, reading="resident"), steps=100_000, minutes=2.0)
     file = parse_study(question.text)
     assert (file.study.objective, file.study.budget_steps, file.set_up.todays_steps) == ("speed", 240, 100_000)
     assert file.space == {

@@ -36,6 +36,7 @@ ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # what it is -> its confi
     "CUDA graph": ("runtime.cuda_graph", {"runtime.cuda_graph": True}),
     "threads": ("runtime.threads", {"runtime.threads": 1}),
     "samples kept in memory": ("runtime.data", {"runtime.data": "resident"}),
+    "batches read ahead": ("runtime.data", {"runtime.data": "prefetch"}),
     "AdamW": ("optimizer.name", {"optimizer.name": "AdamW", "optimizer.lr": 0.01}),
     "SGD": ("optimizer.name", {"optimizer.name": "SGD", "optimizer.lr": 0.1, "optimizer.momentum": 0.9}),
     "Muon": ("optimizer.name", {"optimizer.name": "Muon"}),

@@ -1,31 +1,30 @@
-"""Other ways to read the same training batches: from samples that stay on the device, or ahead of the training.
+"""The same training batches, bit for bit and in order, from samples that stay on the device; which way is quicker.
 
-Both give the batches of the source, bit for bit and in its order, or leave the source alone and warn why. Ahead of the
-training a *process* reads, not a thread: the process's random number generators are swapped for the stream's own while
-a source produces (``workbench.tasks.batches``), and the training draws from them at the same time.
+A source of which that is not possible is left alone, with a warning that says why.
 """
 
 from __future__ import annotations
 
 import functools
-import multiprocessing
-import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import itertools
+import time
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from workbench.core.batch import move_batch
+from workbench.core.own_generators import kept_generators
 from workbench.core.warning import warn
 from workbench.tasks.batches import ShuffledBatches, opened_once
 from workbench.tasks.kept_samples import NotKeptError, keeping, over_numbers, reading_seconds, why_not_kept
+from workbench.tasks.read_ahead import why_not_ahead
 
 _WORTH_READING = 0.05  # share of a step that reading takes
+_TIMED_BATCHES = 4  # of a stream, whose samples cannot be read one by one
 _FEWEST_EPOCHS = 2.0
-_AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
 
 
 def resident(source: Any, device: torch.device) -> Any:
@@ -63,34 +62,51 @@ def resident(source: Any, device: torch.device) -> Any:
         return source
 
 
-def gain_of_memory(
+def quicker_reading(
     source: Any, seed: int, device: torch.device, *, batch_size: int, step_seconds: float, epochs: float
-) -> tuple[bool, str]:
-    """Return whether `resident` may make steps faster, and a sentence where it would but for something; else empty.
+) -> tuple[Literal["as_given", "resident", "prefetch"], str]:
+    """Return how batches may be read faster than the source does, and a sentence where `resident` is left out.
 
-    It makes batches otherwise than the source where that picks samples one by one, or holds them on the host. Samples
-    that have to be read must take a good part of a step, and be read again in a training of so many ``epochs``.
+    `resident` makes batches otherwise than the source where that picks samples one by one, or holds them on the host.
+    Samples that have to be read must take a good part of a step, and be read again in a training of so many ``epochs``.
+    Those that cannot be kept may be read ahead, by a loader that does not do so yet.
     """
     once = opened_once(source)
     opened = source if once is None else once(seed)
     if type(opened) is not DataLoader:
         is_held = isinstance(opened, list | tuple) or (isinstance(opened, ShuffledBatches) and opened.held is not None)
-        return device.type != "cpu" and is_held, ""
+        return "resident" if device.type != "cpu" and is_held else "as_given", ""
     if _tensors_of(opened) is not None:
-        return True, ""
+        return "resident", ""
+    if opened.num_workers:
+        return "as_given", ""
     try:
-        seconds = reading_seconds(opened)
-    except NotKeptError:
-        return False, ""
-    share = seconds * batch_size / step_seconds
+        per_sample = reading_seconds(opened)
+        seconds, why_not = per_sample * batch_size, "most are read once in a training"
+        if epochs >= _FEWEST_EPOCHS:
+            why_not = why_not_kept(opened, per_sample)
+    except NotKeptError as why:
+        seconds, why_not = _batch_seconds(opened), str(why)
+    share = seconds / step_seconds
     if share < _WORTH_READING:
-        return False, ""
-    why_not = "most are read once in a training" if epochs < _FEWEST_EPOCHS else why_not_kept(opened, seconds)
+        return "as_given", ""
+    if not why_not:
+        return "resident", ""
     takes = f"Reading them takes about {min(100 * share, 100):.0f} % of a step"
-    sentence = (
-        f"Samples kept in memory are left out, because {why_not}. {takes}, which `num_workers` of the loader may hide."
-    )
-    return not why_not, why_not and sentence
+    sentence = f"Samples kept in memory are left out, because {why_not}. {takes}"
+    if not (why_not := why_not_ahead(opened)):
+        return "prefetch", f"{sentence}, so a process that reads ahead is tried."
+    return "as_given", f"{sentence}, which `num_workers` of the loader may hide; that is not tried, because {why_not}."
+
+
+def _batch_seconds(loader: DataLoader[Any]) -> float:
+    """Return what a batch of a loader takes in this process, seconds, not counting the first."""
+    with kept_generators(torch.device("cpu")):
+        stream = iter(loader)
+        next(stream, None)
+        began = time.perf_counter()
+        n_read = sum(1 for _ in itertools.islice(stream, _TIMED_BATCHES))
+    return (time.perf_counter() - began) / max(n_read, 1)
 
 
 def _tensors_of(source: Any) -> tuple[Tensor, ...] | None:
@@ -117,42 +133,3 @@ def _gathering(loader: DataLoader[Any], tensors: tuple[Tensor, ...]) -> DataLoad
         return [tensor[chosen] for tensor in tensors]
 
     return over_numbers(loader, len(tensors[0]), batch_of)
-
-
-@dataclass
-class _Stream(IterableDataset[Any]):
-    batches: Iterator[Any]
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.batches
-
-
-def read_ahead(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches of a stream that another process reads, forked so that sources need not be picklable.
-
-    Where it cannot (a source on an accelerator, or with processes of its own, which read ahead already) a warning says
-    why, and they are read here.
-    """
-    try:
-        if "fork" not in multiprocessing.get_all_start_methods():
-            raise RuntimeError("this platform does not fork processes")
-        reader: Any = DataLoader(
-            _Stream(batches),
-            batch_size=None,
-            collate_fn=lambda batch: batch,
-            num_workers=1,
-            prefetch_factor=_AHEAD,
-            multiprocessing_context="fork",
-            generator=torch.Generator(),  # or the loader would draw from the training's
-        )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)  # of fork
-            stream = iter(reader)
-        first = next(stream)
-    except Exception as error:  # the source's own trouble comes back below, from where it can be seen
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        warn(f"`runtime.data` = prefetch has no effect: {said[-1]}")
-        yield from batches
-        return
-    yield first
-    yield from stream

@@ -20,6 +20,7 @@ from workbench.core.batch import epochs_of, move_batch, n_batches_of
 from workbench.core.warning import warn
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.schedule.method import StandIn, recorded, stretched
+from workbench.tasks.read_ahead import loader_ahead
 from workbench.tasks.reading import resident
 from workbench.training.data_order import DataOrder
 
@@ -94,10 +95,8 @@ class Course:
         reading = self._methods.reading()
         if reading == "resident":
             loader = resident(loader, device)
-        elif reading == "prefetch":  # another process would draw other numbers than a loader does here
-            advice = "give the loader `num_workers`"
-            warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}")
-
+        elif reading == "prefetch":
+            loader = loader_ahead(loader)
         if isinstance(loader, DataLoader):
             loader = self._methods.loader(loader)
 

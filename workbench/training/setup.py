@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing.synchronize import Lock
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from workbench.methods.runtime.section import Reading
 from workbench.runs import collect_environment
 from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed, with_loader
-from workbench.tasks.reading import read_ahead, resident
+from workbench.tasks.read_ahead import read_ahead
+from workbench.tasks.reading import resident
 from workbench.training import Boosted, apply
 from workbench.training.everything_trained import EverythingTrained
 
@@ -45,11 +47,14 @@ class Prepared:
     train: Any  # what yields the loader's batches, as they are read
     reading: Reading
 
-    def batches(self, seed: int) -> Iterator[Any]:
-        """Yield the batches of the forward passes, on the model's device; they never end."""
+    def batches(self, seed: int, turn: Lock | None = None) -> Iterator[Any]:
+        """Yield the batches of the forward passes, on the model's device; they never end.
+
+        Whoever holds ``turn`` keeps them from being read ahead.
+        """
         # A task that asks whether to stop would no longer ask with another source.
         device, batches = self.boosted.device, replace(self.task, train=self.train).batches(seed)
-        read = read_ahead(batches) if self.reading == "prefetch" else batches
+        read = read_ahead(batches, turn) if self.reading == "prefetch" else batches
         yield from self.boosted.methods.batches((move_batch(batch, device) for batch in read), self.passes)
 
 

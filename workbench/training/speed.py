@@ -31,6 +31,7 @@ from workbench.methods.protocol import GroupSchedule
 from workbench.methods.runtime.section import RuntimeSection
 from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task
+from workbench.tasks.read_ahead import reading_turn
 from workbench.training.setup import prepare
 from workbench.training.task_look import epoch_batches
 
@@ -226,7 +227,9 @@ class TimedSide:
         prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_COURSE)
         self.boosted, self.task = prepared.boosted, prepared.task
         self._compiles = prepared.plan.config.part(RuntimeSection).compile != "off"
-        stream = prepared.batches(seed)
+        # What reads ahead rests while the other side trains: it would read for nothing, on a core that is needed there.
+        self._turn = reading_turn() if prepared.reading == "prefetch" else None
+        stream = prepared.batches(seed, self._turn)
         distinct, seconds = self._loaded(stream, _DISTINCT_BATCHES)
         self._reading_seconds, self._epoch = 0.0, 0
         if loading and prepared.reading == "resident":
@@ -256,6 +259,8 @@ class TimedSide:
         groups = sorted(self.frequency)  # of which some are timed, evenly spread, the first and the last among them
         picks = np.linspace(0, len(groups) - 1, min(len(groups), _MEASURED_GROUPS)).round().astype(int)
         self.groups = [groups[i] for i in picks]
+        if self._turn is not None:
+            self._turn.acquire()
         inner = optimizer if self.schedule is None else self.schedule.optimizer_of(self.groups[0])
         self.cyclic = inner if isinstance(inner, Thor) else None  # which does something expensive now and then
 
@@ -330,6 +335,8 @@ class TimedSide:
         devices.synchronize(self.device)
         ranks.barrier()  # a rank that lags from the window before would be waited for in this one
         began = self.clock()
+        if self._turn is not None:
+            self._turn.release()
         for number in range(self.repeats):
             if number:
                 self._enter(group)  # the schedule has gone on
@@ -340,6 +347,8 @@ class TimedSide:
                 self.position += 1
             self._refreshed |= self.cyclic is not None and self.cyclic.refreshed
         devices.synchronize(self.device)
+        if self._turn is not None:
+            self._turn.acquire()  # as soon as it has read what was taken, for which the next step would wait
         return (self.clock() - began) / (n_steps * self.repeats)
 
     def _enter(self, group: int) -> None:

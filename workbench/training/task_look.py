@@ -34,7 +34,7 @@ from workbench.methods.schedule.method import StandIn, has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
 from workbench.tasks.batches import with_loader
-from workbench.tasks.reading import gain_of_memory
+from workbench.tasks.reading import quicker_reading
 from workbench.tasks.stoppable_task import StoppedError
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.loop import training_loop
@@ -70,7 +70,7 @@ class TaskLook:
     network: NetworkFacts
     fast_bfloat16: bool  # whether the device multiplies it faster than float32
     device: str  # its type
-    gains_from_memory: bool  # whether samples kept in memory are gathered faster than the loader reads them
+    reading: str  # how batches may be read faster than today, a value of `runtime.data`
     threads: int  # that CPU operations use
     step_seconds: float
     evaluation_seconds: float
@@ -106,7 +106,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         scheduler = task.new_scheduler(optimizer, steps)
         n_batches = epoch_batches(task, seed)
         step_seconds = by_threads.pop(threads)
-        gains_from_memory, not_kept = gain_of_memory(
+        reading, not_kept = quicker_reading(
             task.train,
             seed,
             device,
@@ -129,7 +129,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             network=network,
             fast_bfloat16=devices.has_fast_bfloat16(device),
             device=device.type,
-            gains_from_memory=gains_from_memory,
+            reading=reading,
             threads=threads,
             step_seconds=step_seconds,
             evaluation_seconds=evaluation_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,10 @@ class Uncollated:
     collate: Callable[[list[Any]], Any]
     device: str | torch.device = "cpu"
 
+    def __reduce__(self) -> Any:
+        """Go to another process by value: each sample in shared memory takes a file or two, of which there are few."""
+        return _received, (pickle.dumps((self.samples, self.collate, self.device)),)
+
     def to(self, device: str | torch.device) -> Uncollated:
         """Return samples whose batch will be on a device."""
         return replace(self, device=device)
@@ -28,6 +33,10 @@ class Uncollated:
     def joined(self, batches: Sequence[Uncollated]) -> Any:
         """Return the one batch of all samples."""
         return move_batch(self.collate([sample for batch in batches for sample in batch.samples]), self.device)
+
+
+def _received(content: bytes) -> Uncollated:
+    return Uncollated(*pickle.loads(content))
 
 
 @dataclass(frozen=True, slots=True)

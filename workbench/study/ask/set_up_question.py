@@ -316,15 +316,17 @@ def _runtime(look: TaskLook, not_compiled: str, left_out: list[str]) -> dict[str
     else:
         no_format = f"this {look.device.upper()} has no instructions for it, and float16 because it is slow there"
         left_out.append(_left_out("bfloat16 is", no_format))
-    if quicker := [n for n, seconds in look.fewer_threads.items() if seconds < look.step_seconds]:
-        runtime["runtime.threads"] = quicker
+    # A process that reads ahead needs a core for itself, so that fewer threads are tried beside it.
+    at_most = math.inf if look.reading == "prefetch" and look.device == "cpu" else look.step_seconds
+    if enough := [n for n, seconds in look.fewer_threads.items() if seconds < at_most]:
+        runtime["runtime.threads"] = enough
     if look.device == "cuda":
         runtime["runtime.cuda_graph"] = [True]  # small networks wait for the host, which launches their kernels
         runtime["runtime.matmul_precision"] = ["high"]
         if look.convolutions:
             runtime["runtime.cudnn_benchmark"] = [True]
-    if look.gains_from_memory:
-        runtime["runtime.data"] = ["resident"]
+    if look.reading != "as_given":
+        runtime["runtime.data"] = [look.reading]
     if look.not_kept:
         left_out.append(look.not_kept)
     if look.convolutions:

@@ -25,8 +25,9 @@ from workbench.study.set_up.total_time import StepTimes
 _CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
 _BATCH_FACTORS = (1.0, 4.0)
 RUNTIME_SHARE = 0.2  # of the time, after which nothing more is timed
-_FIRST = ("runtime.threads", "runtime.cuda_graph")
-_LAST = ("runtime.cuda_graph", "runtime.data", "runtime.matmul_precision", "runtime.cudnn_benchmark")
+_THREADS, _DATA = "runtime.threads", "runtime.data"
+_FIRST = (_THREADS, "runtime.cuda_graph")
+_LAST = ("runtime.cuda_graph", _DATA, "runtime.matmul_precision", "runtime.cudnn_benchmark")
 _OF_A_NETWORK = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a network may raise that is called with other batches, in another format or compiled."""
 
@@ -80,9 +81,7 @@ def choose_runtime(
     chosen = timing.row({}, 1)
     rows = [chosen]
     try:
-        for paths in _chosen_together(choices):
-            products = itertools.product(*(choices[path] for path in paths))
-            combined = (dict(zip(paths, values, strict=True)) for values in products)
+        for combined in _chosen_together(choices):
             # Values as given add nothing to what was chosen so far, nor does what was.
             others = [chosen["values"] | values for values in combined if timing.changes(values)]
             others = [values for values in others if all(values != row["values"] for row in rows)]
@@ -111,16 +110,24 @@ def _named(combinations: Sequence[Mapping[str, Any]], others: Sequence[Mapping[s
     return [", ".join(f"{path} = {value}" for path, value in one.items()) or "nothing" for one in named]
 
 
-def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the paths whose values are combined, in the order in which they are chosen.
+def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield the combinations of values of which one is chosen, in the order in which they are.
 
     Threads hardly depend on the others, so they are chosen first. So are CUDA graphs, since a number format that only
     adds kernels to launch is faster under them; where the format makes them worth it, they are chosen after it. The way
-    to read data, TF32 and cuDNN's benchmark add to what the others leave, each by itself.
+    to read data, TF32 and cuDNN's benchmark add to what the others leave, each by itself; but what reads ahead needs a
+    core, so that fewer threads are tried beside it.
     """
-    yield from ([path] for path in _FIRST if path in choices)
-    yield [path for path in choices if path not in (*_FIRST, *_LAST)]
-    yield from ([path] for path in _LAST if path in choices)
+
+    def combined(*paths: str) -> list[Mapping[str, Any]]:
+        products = itertools.product(*(choices[path] for path in paths))
+        return [dict(zip(paths, values, strict=True)) for values in products]
+
+    yield from (combined(path) for path in _FIRST if path in choices)
+    yield combined(*(path for path in choices if path not in (*_FIRST, *_LAST)))
+    for path in (path for path in _LAST if path in choices):
+        needs_core = path == _DATA and "prefetch" in choices[path] and _THREADS in choices
+        yield combined(path) + (combined(path, _THREADS) if needs_core else [])
 
 
 class _RuntimeTiming:

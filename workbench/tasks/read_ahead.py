@@ -1,0 +1,136 @@
+"""Training batches that another process reads ahead, the same ones and in their order.
+
+A *process* reads, not a thread: the process's random number generators are swapped for the stream's own while a source
+produces (``workbench.tasks.batches``), and the training draws from them at the same time.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import pickle
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.synchronize import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from workbench.core.loader import loader_like
+from workbench.core.processor import usable_cores
+from workbench.core.text import first_line
+from workbench.core.warning import warn
+
+_AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
+_ASKED_SECONDS = 1.0  # how often a process that rests asks whether the one it reads for still lives
+_MANY = 10_000  # entries of what holds data, not files
+
+
+def why_not_ahead(loader: DataLoader[Any]) -> str:
+    """Return why another process had better not read ahead what a loader gives, to stand after "because"; else empty.
+
+    A file that is open here would be open there, too, and reading in one would move the place where the other reads.
+    Whatever holds one refuses to be pickled.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return "this platform does not fork processes"
+    if usable_cores() < 2:
+        return "there is one core"
+    try:
+        _Holdings(io.BytesIO()).dump(loader.dataset)
+    except Exception as error:  # a class may refuse in any way
+        return f"the data set may hold an open file ({first_line(error)})"
+    return ""
+
+
+class _Holdings(pickle.Pickler):
+    """Pickles what an object holds, but for data and code."""
+
+    def persistent_id(self, held: Any) -> str | None:
+        """Return something for what is not to be pickled."""
+        is_large = isinstance(held, list | tuple | dict | set) and len(held) > _MANY
+        code = types.FunctionType | types.MethodType | types.ModuleType | type
+        return "" if is_large or isinstance(held, Tensor | np.ndarray | str | bytes | code) else None
+
+
+def loader_ahead(loader: Any) -> Any:
+    """Return a loader whose batches a worker process reads ahead, in the same order.
+
+    What is drawn while a sample is read comes from the worker's random numbers, not from this process's. A loader with
+    worker processes is returned as it is, and so is anything else, with a warning.
+    """
+    if type(loader) is not DataLoader:
+        warn(f"`runtime.data` = prefetch has no effect: a {type(loader).__name__} reads here; give a DataLoader")
+        return loader
+    if loader.num_workers:
+        return loader
+    return loader_like(loader, num_workers=1, prefetch_factor=_AHEAD, persistent_workers=True)
+
+
+@dataclass
+class _Stream(IterableDataset[Any]):
+    batches: Iterator[Any]
+    turn: Lock | None  # held while a batch is read
+    parent: int  # the process that it is read for
+
+    def __iter__(self) -> Iterator[Any]:
+        nothing = object()
+        while self._comes():
+            batch = next(self.batches, nothing)
+            if self.turn is not None:
+                self.turn.release()
+            if batch is nothing:
+                return
+            # By the queue's own way of pickling, whose errors would be printed there, and waited for here.
+            yield bytes(ForkingPickler.dumps(batch))
+
+    def _comes(self) -> bool:
+        """Wait for the turn; return False where the parent has been killed meanwhile."""
+        while self.turn is not None and not self.turn.acquire(timeout=_ASKED_SECONDS):
+            if os.getppid() != self.parent:
+                return False
+        return True
+
+
+def reading_turn() -> Lock | None:
+    """Return what keeps `read_ahead` from reading while this process holds it; None where no process is forked."""
+    can_fork = "fork" in multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("fork").Lock() if can_fork else None
+
+
+def read_ahead(batches: Iterator[Any], turn: Lock | None = None) -> Iterator[Any]:
+    """Yield the batches of a stream that another process reads, forked so that sources need not be picklable.
+
+    The process rests while this one holds ``turn``. Where it cannot read (a source on an accelerator, or with processes
+    of its own, which read ahead already) a warning says why, and the batches are read here.
+    """
+    try:
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise RuntimeError("this platform does not fork processes")
+        reader: Any = DataLoader(
+            _Stream(batches, turn, os.getpid()),
+            batch_size=None,
+            collate_fn=lambda batch: batch,
+            num_workers=1,
+            prefetch_factor=_AHEAD,
+            multiprocessing_context="fork",
+            generator=torch.Generator(),  # or the loader would draw from the training's
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)  # of fork
+            stream = iter(reader)
+        first = ForkingPickler.loads(next(stream))
+    except Exception as error:  # the source's own trouble comes back below, from where it can be seen
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        warn(f"`runtime.data` = prefetch has no effect: {said[-1]}")
+        yield from batches
+        return
+    yield first
+    yield from map(ForkingPickler.loads, stream)
