@@ -21,6 +21,7 @@ from workbench.training import Boosted
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec:FutureWarning"),  # Lightning 2.6 and torch 2.13
+    pytest.mark.filterwarnings("ignore:.*prefetch has no effect. a _Resuming reads here:UserWarning"),  # as it should
 ]
 
 EPOCHS, N_TRAIN = 2, 320  # ten batches each
@@ -203,7 +204,7 @@ def test_after_an_exception_every_parameter_requires_gradients_again() -> None:
 
 def feeds(config: dict[str, Any]) -> bool:
     """Whether the set-up reads the loader itself, and so knows where to go on."""
-    return bool({"batch", "schedule", "curriculum"} & config.keys())
+    return bool({"batch", "schedule", "curriculum", "runtime"} & config.keys())
 
 
 class _Rest(Digits):
