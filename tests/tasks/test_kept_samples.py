@@ -7,6 +7,7 @@ import time
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -216,11 +217,46 @@ def test_a_stream_is_read_ahead_where_its_batches_take_a_part_of_a_step() -> Non
     assert look(Stream(), step_seconds=10.0) == ("as_given", "")
 
 
-def test_what_worker_processes_read_is_not_read_here() -> None:
-    """A file that the first reading opens would be shared by all processes that are forked later."""
-    dataset = Made(lambda at: at)
-    assert look(dataset, workers=2) == ("as_given", "")
+@pytest.mark.slow
+def test_what_worker_processes_read_is_tried_in_one_and_kept_here() -> None:
+    dataset = Made(lambda at: IMAGES[at])
+    assert look(dataset, workers=2) == ("resident", "")
+    assert look(dataset, workers=2, epochs=1.5) == ("as_given", "")
     source: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=2)
-    with pytest.raises(NotKeptError, match="worker processes read them"):
+    kept = keeping(source)
+    assert not dataset.read, "what reading opens would be shared by all processes that are forked later"
+    for epoch in range(2):
+        found = list(islice(endless_batches(kept, epoch), 3))
+        assert all(map(torch.equal, found, list(islice(endless_batches(source, epoch), 3))))
+    assert set(dataset.read.values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_file_that_worker_processes_open_is_not_read_here(tmp_path: Path) -> None:
+    (tmp_path / "letters").write_text("abcdefgh")
+
+    class Letters(Dataset[Any]):
+        file: Any = None
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            self.file = self.file or (tmp_path / "letters").open()
+            self.file.seek(index)
+            return ord(self.file.read(1))
+
+    letters = Letters()
+    source: DataLoader[Any] = DataLoader(letters, batch_size=4, num_workers=1)
+    with pytest.raises(NotKeptError, match=r"the data set may hold an open file by then .cannot pickle"):
         keeping(source)
-    assert not dataset.read
+    assert letters.file is None
+    assert look(letters, workers=1) == ("as_given", "")
+
+
+def test_worker_processes_that_are_prepared_keep_reading() -> None:
+    source: DataLoader[Any] = DataLoader(
+        Made(lambda at: at), batch_size=4, num_workers=1, worker_init_fn=lambda number: None
+    )
+    with pytest.raises(NotKeptError, match="prepares the worker processes"):
+        keeping(source)

@@ -1,18 +1,21 @@
 """The samples of a data set, read once and kept: the batches of a DataLoader without reading them again and again.
 
 A data set is code of the user's, so whether it gives the same sample at every reading is tried, not known: reading some
-may not draw from the global generators of random numbers, and the same ones, read again, have to be equal.
+may not draw from the global generators of random numbers, and the same ones, read again, have to be equal. What worker
+processes read today is tried in one, too: a file that reading opened here would be open, at one place, in all that are
+forked later.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from workbench.core.batch import entries_of, with_entries
 from workbench.core.devices import free_host_memory
 from workbench.core.loader import loader_like
+from workbench.core.open_files import held_file
 from workbench.core.own_generators import kept_generators, seed_generators
 from workbench.core.text import first_line
 from workbench.tasks.batches import digest_of_batches
@@ -31,9 +35,59 @@ _TRIED_SECONDS = 0.5
 _TRIED_IN_A_RUN = 4
 _MOST_MEMORY = 0.25  # of what is free, since several runs may train at a time
 
+_R = TypeVar("_R")
+
 
 class NotKeptError(Exception):
     """Samples cannot be kept: why, to stand after "because"."""
+
+
+def look_at_reading(loader: DataLoader[Any]) -> tuple[float, str]:
+    """Return what reading a sample takes, seconds, and why samples cannot be kept, to stand after "because".
+
+    The latter is empty where they can. A NotKeptError says why they cannot be read.
+    """
+
+    def look() -> tuple[float, str]:
+        seconds = reading_seconds(loader)
+        return seconds, why_not_kept(loader, seconds)
+
+    return _where_it_is_read(loader, look)
+
+
+def _where_it_is_read(loader: DataLoader[Any], look: Callable[[], _R]) -> _R:
+    """Return what a function that reads samples returns: here, or in a process where such read them today."""
+    if not loader.num_workers:
+        return look()
+    if loader.worker_init_fn is not None:
+        raise NotKeptError("the loader prepares the worker processes that read them")
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise NotKeptError("worker processes read them, and this platform forks none")
+    options: Any = {"num_workers": 1, "multiprocessing_context": "fork", "generator": torch.Generator()}
+    answer = next(iter(DataLoader(_Asked(look, loader.dataset), None, collate_fn=lambda given: given, **options)))
+    if isinstance(answer, str):
+        raise NotKeptError(answer)
+    return answer.content  # type: ignore[no-any-return]  # what was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    content: Any
+
+
+@dataclass
+class _Asked(IterableDataset[Any]):
+    look: Callable[[], Any]
+    dataset: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            answer = _Answer(self.look())
+        except NotKeptError as why:
+            yield str(why)
+            return
+        why_held = held_file(self.dataset)
+        yield f"the data set may hold an open file by then ({why_held})" if why_held else answer
 
 
 def reading_seconds(loader: DataLoader[Any]) -> float:
@@ -64,7 +118,7 @@ def keeping(loader: DataLoader[Any]) -> DataLoader[Any]:
 
     A NotKeptError says why this cannot be done.
     """
-    _try(loader, _TRIED_IN_A_RUN)
+    _where_it_is_read(loader, lambda: _try(loader, _TRIED_IN_A_RUN))
     samples = _KeptSamples(loader)
     return over_numbers(loader, samples.n_samples, samples.batch_of)
 
@@ -136,8 +190,6 @@ def _some(loader: DataLoader[Any], n_tried: int) -> list[int]:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or loader.batch_sampler is None:
         raise NotKeptError("the loader reads a stream")
-    if loader.num_workers:  # a file that reading opened here would be open in all processes that are forked later
-        raise NotKeptError("worker processes read them")
     try:
         n_samples = len(dataset)
     except TypeError as error:

@@ -6,11 +6,8 @@ produces (``workbench.tasks.batches``), and the training draws from them at the 
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
-import pickle
-import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,46 +15,29 @@ from multiprocessing.reduction import ForkingPickler
 from multiprocessing.synchronize import Lock
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from workbench.core.loader import loader_like
+from workbench.core.open_files import held_file
 from workbench.core.processor import usable_cores
-from workbench.core.text import first_line
 from workbench.core.warning import warn
 
 _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
 _ASKED_SECONDS = 1.0  # how often a process that rests asks whether the one it reads for still lives
-_MANY = 10_000  # entries of what holds data, not files
 
 
 def why_not_ahead(loader: DataLoader[Any]) -> str:
     """Return why another process had better not read ahead what a loader gives, to stand after "because"; else empty.
 
     A file that is open here would be open there, too, and reading in one would move the place where the other reads.
-    Whatever holds one refuses to be pickled.
     """
     if "fork" not in multiprocessing.get_all_start_methods():
         return "this platform does not fork processes"
     if usable_cores() < 2:
         return "there is one core"
-    try:
-        _Holdings(io.BytesIO()).dump(loader.dataset)
-    except Exception as error:  # a class may refuse in any way
-        return f"the data set may hold an open file ({first_line(error)})"
-    return ""
-
-
-class _Holdings(pickle.Pickler):
-    """Pickles what an object holds, but for data and code."""
-
-    def persistent_id(self, held: Any) -> str | None:
-        """Return something for what is not to be pickled."""
-        is_large = isinstance(held, list | tuple | dict | set) and len(held) > _MANY
-        code = types.FunctionType | types.MethodType | types.ModuleType | type
-        return "" if is_large or isinstance(held, Tensor | np.ndarray | str | bytes | code) else None
+    why_held = held_file(loader.dataset)
+    return f"the data set may hold an open file ({why_held})" if why_held else ""
 
 
 def loader_ahead(loader: Any) -> Any:
