@@ -5,7 +5,7 @@
 `waveforms`: a residual 1-D convolution net on noisy signals. `modules_text`: which chapter of Python's help a passage
 comes from. `friedman`: a tabular regression (Friedman 1991). `masks`: segmentation of handwritten digits in clutter,
 with batches that are dicts and a loss of (model, batch). `pictures`: handwritten digits in files that are decoded at
-each access, as photographs are.
+each access, as photographs are; `moved_pictures`: the same, moved and shaded at random.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from sklearn.datasets import make_friedman1
@@ -25,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from workbench.tasks import Task
 from workbench.tasks.digits import load_images
 
-__all__ = ["friedman", "masks", "modules_text", "pictures", "waveforms"]
+__all__ = ["friedman", "masks", "modules_text", "moved_pictures", "pictures", "waveforms"]
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -305,3 +306,29 @@ def pictures() -> Task:
         metric="accuracy",
         **loaders(CompressedDigits(), 32, 450),
     )
+
+
+class Moved(Dataset[tuple[Tensor, Tensor]]):
+    """Pictures of 32 x 32 pixels, each moved by up to four of them and lit otherwise at each access."""
+
+    def __init__(self, pictures: Dataset[tuple[Tensor, Tensor]]) -> None:
+        self.pictures = pictures
+
+    def __len__(self) -> int:
+        return len(self.pictures)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        picture, label = self.pictures[index]
+        down, right = torch.randint(0, 9, (2,)).tolist()
+        moved = F.pad(picture, (4, 4, 4, 4), value=-2.0)[:, down : down + 32, right : right + 32]
+        return moved * (1 + 0.2 * torch.randn(1)) + 0.2 * torch.randn(1), label
+
+
+def moved_pictures() -> Task:
+    """Return `pictures` with random augmentation of what it trains on."""
+    task = pictures()
+    return replace(task, name="moved_pictures", train=lambda seed: _moved(task.train(seed)))
+
+
+def _moved(loader: DataLoader[object]) -> DataLoader[object]:
+    return DataLoader(Moved(loader.dataset), loader.batch_size, shuffle=True, drop_last=True)

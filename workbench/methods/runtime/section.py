@@ -79,7 +79,7 @@ class RuntimeSection(MethodSection):
             "cuda_graph": "CUDA graph",
             "cudnn_benchmark": "cuDNN benchmark",
             "threads": f"{self.threads} {'thread' if self.threads == 1 else 'threads'}",
-            "data": f"data {self.data}",
+            "data": "samples kept in memory" if self.data == "resident" else "batches read ahead",
         }
         return ", ".join(words[name] for name in self._asked_for())
 
