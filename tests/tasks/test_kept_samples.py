@@ -208,6 +208,17 @@ def test_what_is_not_worth_keeping_is_read_ahead(
     assert augmented[1].endswith(f"random numbers are drawn when one is read{takes}")
 
 
+def test_a_small_part_of_a_step_is_not_worth_a_core() -> None:
+    def read(at: int) -> Tensor:
+        time.sleep(0.001)
+        return torch.rand(2)
+
+    way, told = look(Made(read), step_seconds=0.05)
+    assert way == "as_given"
+    assert "random numbers are drawn when one is read" in told
+    assert told.endswith("% of a step.")
+
+
 def test_a_stream_is_read_ahead_where_its_batches_take_a_part_of_a_step() -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:

@@ -124,6 +124,18 @@ def test_a_run_has_as_few_threads_as_are_about_enough_where_more_runs_then_go_at
     assert question.run_seconds == pytest.approx(180 * (seconds[1] if threads else 0.01))
 
 
+@pytest.mark.parametrize(
+    ("reading", "cores", "expected"), [("prefetch", 2, (1, 1)), ("resident", 2, (1, 2)), ("prefetch", 4, (1, 2))]
+)
+def test_a_run_whose_batches_are_read_ahead_has_a_core_for_it(
+    reading: str, cores: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: cores)
+    monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(idle_cores=lambda: float(cores)))
+    look = replace(LOOK, threads=2, step_seconds=0.01, fewer_threads={1: 0.0101}, reading=reading)
+    assert threads_and_places(look, "cpu", jobs=None) == expected
+
+
 @pytest.mark.parametrize(("jobs", "expected"), [(None, (2, 4)), (4, (2, 4)), (1, (2, 1))])
 def test_more_threads_than_the_fewest_are_taken_where_they_leave_as_much_room(
     jobs: int | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from workbench.tasks.kept_samples import NotKeptError, keeping, look_at_reading,
 from workbench.tasks.read_ahead import why_not_ahead
 
 _WORTH_READING = 0.05  # share of a step that reading takes
+_WORTH_A_CORE = 0.2  # the same where another process reads, on a core that may train something else
 _TIMED_BATCHES = 4  # of a stream, whose samples cannot be read one by one
 _FEWEST_EPOCHS = 2.0
 
@@ -96,6 +97,8 @@ def quicker_reading(
         return "as_given", ""
     takes = f"Reading them takes about {min(100 * share, 100):.0f} % of a step"
     sentence = f"Samples kept in memory are left out, because {why_not}. {takes}"
+    if device.type == "cpu" and share < _WORTH_A_CORE:
+        return "as_given", f"{sentence}."
     if not (why_not := why_not_ahead(opened)):
         return "prefetch", f"{sentence}, so a process that reads ahead is tried."
     return "as_given", f"{sentence}, which `num_workers` of the loader may hide; that is not tried, because {why_not}."

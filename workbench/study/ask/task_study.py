@@ -106,13 +106,16 @@ def threads_and_places(
     """Return how many threads a run has, None for torch's own, and how many runs are trained at a time.
 
     ``jobs`` are the processes that are asked for; None is as many as have idle cores for so many seconds. As many runs
-    as possible are trained at a time, each with the fewest threads whose step takes about as long as the quickest.
+    as possible are trained at a time, each with the fewest threads whose step takes about as long as the quickest, and
+    with a core for what may read ahead.
     """
     from workbench.core import devices
 
+    reading = 1 if look.reading == "prefetch" and look.device == "cpu" else 0
+
     def places(threads: int) -> int:
         if jobs is None:
-            return devices.idle_places_to_train(device, threads, seconds)
+            return devices.idle_places_to_train(device, threads + reading, seconds)
         return min(jobs, devices.places_to_train(device, threads))
 
     times = {look.threads: look.step_seconds, **look.fewer_threads}
