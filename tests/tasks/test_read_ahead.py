@@ -113,6 +113,11 @@ def test_the_process_rests_while_the_turn_is_held() -> None:
     next(stream)
     time.sleep(0.3)
     assert int(numbers) == before + 2, "as many as were taken"
+    assert turn.acquire()
+    next(stream)
+    began = time.monotonic()
+    stream.close()  # type: ignore[attr-defined]  # it is a generator
+    assert time.monotonic() - began < 3.0, "a process that waits for its turn would be waited for"
 
 
 def test_a_process_that_rests_ends_with_the_one_that_it_reads_for(monkeypatch: pytest.MonkeyPatch) -> None:

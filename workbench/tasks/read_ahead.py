@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.synchronize import Lock
@@ -112,5 +113,10 @@ def read_ahead(batches: Iterator[Any], turn: Lock | None = None) -> Iterator[Any
         warn(f"`runtime.data` = prefetch has no effect: {said[-1]}")
         yield from batches
         return
-    yield first
-    yield from map(ForkingPickler.loads, stream)
+    try:
+        yield first
+        yield from map(ForkingPickler.loads, stream)
+    finally:  # to end, the process has to have its turn
+        if turn is not None:
+            with suppress(ValueError):  # it has it
+                turn.release()
