@@ -25,7 +25,18 @@ from workbench.integrations.scripts.set_up import HOOKS, Pieces, SetUp, handed_o
 from workbench.tasks import Task
 
 _PACKAGE = __name__.partition(".")[0]
-_STANDARD = ("collections.abc", "copy", "dataclasses", "functools", "inspect", "itertools", "json", "math", "time")
+_STANDARD = (
+    "collections.abc",
+    "copy",
+    "dataclasses",
+    "functools",
+    "inspect",
+    "itertools",
+    "json",
+    "math",
+    "pickle",
+    "time",
+)
 _OURS = {  # a call in a script -> where it comes from
     " apply(": f"from {_PACKAGE} import apply",
     "BoostedTrainer(": f"from {_PACKAGE}.integrations.transformers import BoostedTrainer",
