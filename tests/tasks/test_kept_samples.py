@@ -271,3 +271,25 @@ def test_worker_processes_that_are_prepared_keep_reading() -> None:
     )
     with pytest.raises(NotKeptError, match="prepares the worker processes"):
         keeping(source)
+
+
+class Named(DataLoader[Any]):
+    """Is built in its own way, as PyTorch Geometric's loader is, and reads as any other."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        super().__init__(dataset, batch_size=4)
+
+
+class Wrapping(Named):
+    """Does something of its own to each batch, as Accelerate's loader does."""
+
+    def __iter__(self) -> Any:
+        return map(torch.neg, super().__iter__())
+
+
+def test_a_loader_of_a_class_of_its_own_is_taken_as_torch_s_where_it_reads_as_that_does() -> None:
+    source = Named(Made(lambda at: IMAGES[at]))
+    found = list(islice(endless_batches(resident(source, CPU), 0), 6))
+    assert all(map(torch.equal, found, list(source) * 2))
+    with pytest.warns(UserWarning, match="how Wrapping makes its batches is not known"):
+        resident(Wrapping(Made(lambda at: IMAGES[at])), CPU)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -19,6 +19,11 @@ _IN_PROCESS: dict[str, Any] = {
     "multiprocessing_context": None,
     "worker_init_fn": None,
 }
+
+
+def is_plain(source: Any) -> TypeGuard[DataLoader[Any]]:
+    """Return whether a source reads as torch's own DataLoader: PyTorch Geometric's does, Accelerate's does not."""
+    return isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
 
 
 def loader_like(loader: DataLoader[Any], *, in_process: bool = False, **changed: Any) -> DataLoader[Any]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from workbench.core.batch import fields_of, held_by_object, move_batch, tell_epoch
-from workbench.core.loader import loader_like
+from workbench.core.loader import is_plain, loader_like
 from workbench.core.own_generators import seed_generators
 from workbench.tasks.errors import TaskError
 
@@ -175,7 +175,7 @@ def _with_own_workers(loader: Any) -> Any:
 
     Everything else is returned as it is, one of a class of the user's, too.
     """
-    if type(loader) is not DataLoader or not loader.persistent_workers:
+    if not is_plain(loader) or not loader.persistent_workers:
         return loader
     return loader_like(loader)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from workbench.core.loader import loader_like
+from workbench.core.loader import is_plain, loader_like
 from workbench.core.open_files import held_file
 from workbench.core.processor import usable_cores
 from workbench.core.warning import warn
@@ -47,7 +47,7 @@ def loader_ahead(loader: Any) -> Any:
     What is drawn while a sample is read comes from the worker's random numbers, not from this process's. A loader with
     worker processes is returned as it is, and so is anything else, with a warning.
     """
-    if type(loader) is not DataLoader:
+    if not is_plain(loader):
         warn(f"`runtime.data` = prefetch has no effect: a {type(loader).__name__} reads here; give a DataLoader")
         return loader
     if loader.num_workers:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from workbench.core.batch import move_batch
+from workbench.core.loader import is_plain
 from workbench.core.own_generators import kept_generators
 from workbench.core.warning import warn
 from workbench.tasks.batches import ShuffledBatches, opened_once
@@ -48,7 +49,7 @@ def resident(source: Any, device: torch.device) -> Any:
         return [move_batch(batch, device) for batch in source]
     if isinstance(source, ShuffledBatches) and source.held is not None:
         return source.on(device)
-    if type(source) is not DataLoader:
+    if not is_plain(source):
         warn(
             f"`runtime.data` = resident has no effect: how {type(source).__name__} makes its batches is not known; "
             "give a list, a DataLoader, or ShuffledBatches with `held`"
@@ -74,7 +75,7 @@ def quicker_reading(
     """
     once = opened_once(source)
     opened = source if once is None else once(seed)
-    if type(opened) is not DataLoader:
+    if not is_plain(opened):
         is_held = isinstance(opened, list | tuple) or (isinstance(opened, ShuffledBatches) and opened.held is not None)
         return "resident" if device.type != "cpu" and is_held else "as_given", ""
     if _tensors_of(opened) is not None:
@@ -116,7 +117,7 @@ def _batch_seconds(loader: DataLoader[Any]) -> float:
 
 def _tensors_of(source: Any) -> tuple[Tensor, ...] | None:
     """Return what a loader's batches are rows of; None where they may be anything."""
-    if type(source) is not DataLoader or source.batch_size is None or source.collate_fn is not default_collate:
+    if not is_plain(source) or source.batch_size is None or source.collate_fn is not default_collate:
         return None
     return _rows_of(source.dataset)
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from workbench.config import BoostConfig, Plan
 from workbench.core.batch import held_by_object
+from workbench.core.loader import is_plain
 from workbench.core.metrics import is_function, output_kind, says_its_kind
 from workbench.core.own_generators import kept_generators
 from workbench.core.torch_internals import step_hooks
@@ -104,13 +105,13 @@ def pieces_of(task: Task | None) -> Pieces:
 
 
 def _has_collate(source: Any) -> bool:
-    return type(source) is DataLoader and source.collate_fn is not default_collate
+    return is_plain(source) and source.collate_fn is not default_collate
 
 
 def _has_objects(source: Any) -> bool:
     if isinstance(source, list | tuple):
         return any(held_by_object(batch) is not None for batch in source[:1])
-    return _has_collate(source) or (isinstance(source, DataLoader) and type(source) is not DataLoader)
+    return _has_collate(source) or (isinstance(source, DataLoader) and not is_plain(source))
 
 
 def handed_on(task: Task) -> list[str]:

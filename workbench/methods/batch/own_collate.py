@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 from workbench.core.batch import move_batch
-from workbench.core.loader import loader_like
+from workbench.core.loader import is_plain, loader_like
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,6 @@ class _Kept:
 
 def uncollated(loader: Any) -> Any:
     """Return a loader of `Uncollated` batches, if it is one that makes batches in a way of its own."""
-    if type(loader) is not DataLoader or loader.batch_sampler is None or loader.collate_fn is default_collate:
+    if not is_plain(loader) or loader.batch_sampler is None or loader.collate_fn is default_collate:
         return loader
     return loader_like(loader, collate_fn=_Kept(loader.collate_fn))
