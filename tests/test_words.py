@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.architecture.import_graph import nodes_below
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,9 +18,8 @@ ROOT = Path(__file__).parents[1]
 _PLAN = re.compile(r"(?<![\w.`])[Pp]lans?(?![\w`.(])")
 
 
-def _texts_of_code(path: Path) -> Iterator[str]:
+def _texts_of_code(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Yield the texts in a module that may be shown: all but docstrings, annotations and plain names."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     unseen = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
         text = node.value if isinstance(node, ast.Constant) and id(node) not in unseen else None
@@ -55,6 +56,6 @@ def test_pages_say_set_up_and_write_times_as_x(path: Path) -> None:
 
 def test_sentences_of_the_program_say_set_up_and_write_times_as_x() -> None:
     found = []
-    for path in sorted((ROOT / "workbench").rglob("*.py")):
-        found += [(path.name, text) for text in _texts_of_code(path) if "×" in text or _PLAN.search(text)]
+    for path, nodes in nodes_below().items():
+        found += [(path.name, text) for text in _texts_of_code(nodes) if "×" in text or _PLAN.search(text)]
     assert found == []

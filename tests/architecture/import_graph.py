@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Import", "home", "imports_below", "imports_of", "module_name", "tree_of"]
+__all__ = ["ROOT", "Import", "home", "imports_below", "imports_of", "module_name", "nodes_below"]
 
 ROOT = Path(__file__).resolve().parents[2] / "workbench"
 PACKAGE = ROOT.name
@@ -56,9 +57,12 @@ def home(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def tree_of(path: Path) -> ast.Module:
-    """Return a source file as Python reads it. Nobody keeps it: each look for garbage would go through all of them."""
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+@functools.cache
+def nodes_below() -> dict[Path, list[ast.AST]]:
+    """Return what each file of the package consists of, the module first; they are read once for all tests."""
+    nodes = {path: list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in sorted(ROOT.rglob("*.py"))}
+    gc.freeze()  # a look for garbage need not go through all of them
+    return nodes
 
 
 def imports_of(path: Path, root: Path = ROOT) -> list[Import]:
@@ -68,8 +72,9 @@ def imports_of(path: Path, root: Path = ROOT) -> list[Import]:
     text = path.read_text(encoding="utf-8")
     # Most of a tree are expressions, which need not be looked through where no call imports anything.
     passed_over = () if "import_module(" in text or "__import__(" in text else ast.expr
+    tree = nodes_below()[path][0] if root == ROOT else ast.parse(text)
     found = []
-    for node in _running(ast.parse(text, filename=str(path)), passed_over):
+    for node in _running(tree, passed_over):
         found += [Import(importer, target, path, node.lineno) for target in _targets(node, package, root)]
     return sorted(found, key=lambda entry: entry.line)
 
@@ -77,7 +82,7 @@ def imports_of(path: Path, root: Path = ROOT) -> list[Import]:
 @functools.cache
 def imports_below() -> tuple[Import, ...]:
     """Return every import of the package."""
-    return tuple(entry for path in sorted(ROOT.rglob("*.py")) for entry in imports_of(path))
+    return tuple(entry for path in nodes_below() for entry in imports_of(path))
 
 
 def _running(

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from tests.architecture.import_graph import ROOT, tree_of
+from tests.architecture.import_graph import ROOT, nodes_below
 
 # File -> why no public name does. The names of torch are in one file, with a reason each.
 KNOWN = {
@@ -68,8 +68,7 @@ def used(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 def test_private_names_of_other_libraries_are_few_and_known() -> None:
     ours, private = set[str](), dict[str, set[str]]()
-    for path in ROOT.rglob("*.py"):
-        nodes = list(ast.walk(tree_of(path)))
+    for path, nodes in nodes_below().items():
         ours.update(defined(nodes))
         private[path.relative_to(ROOT).as_posix()] = set(used(nodes))
     ours -= OURS_AND_THEIRS

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import workbench
-from tests.architecture.import_graph import tree_of
-
-PACKAGE = Path(workbench.__file__).parent
+from tests.architecture.import_graph import ROOT, nodes_below
 
 # What runs code, or builds what a file names; and where it may stand, with the reason.
 RUNS_CODE = {"eval", "exec", "compile", "__import__", "execfile", "input"}
@@ -42,16 +39,6 @@ TELLS_THE_TIME = {
 }
 
 
-Code = dict[str, list[ast.AST]]
-
-
-@pytest.fixture(scope="module")
-def code() -> Code:
-    """Return what each module of the package consists of, by its place."""
-    trees = {path.relative_to(PACKAGE).as_posix(): tree_of(path) for path in PACKAGE.rglob("*.py")}
-    return {place: list(ast.walk(tree)) for place, tree in trees.items()}
-
-
 def dotted(node: ast.AST) -> str:
     """Return ``a.b.c`` for names and attributes of names, and nothing for anything else."""
     if isinstance(node, ast.Attribute):
@@ -69,10 +56,11 @@ def keyword(call: ast.Call, name: str) -> str:
     return next((ast.unparse(one.value) for one in call.keywords if one.arg == name), "False")
 
 
-def test_nothing_runs_or_unpickles_a_file(code: Code) -> None:
+def test_nothing_runs_or_unpickles_a_file() -> None:
     found: list[str] = []
     used = set()
-    for place, nodes in code.items():
+    for path, nodes in nodes_below().items():
+        place = path.relative_to(ROOT).as_posix()
         for node in nodes:
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -94,12 +82,12 @@ def test_nothing_runs_or_unpickles_a_file(code: Code) -> None:
     assert used == ALLOWED.keys(), "an exception that nobody needs any more"
 
 
-def test_only_dates_are_told_by_a_clock_that_people_set(code: Code) -> None:
-    found = {place for place, nodes in code.items() for name, _ in calls(nodes) if name in WALL_CLOCK}
-    assert not found - TELLS_THE_TIME.keys()
+def test_only_dates_are_told_by_a_clock_that_people_set() -> None:
+    told = {path for path, nodes in nodes_below().items() for name, _ in calls(nodes) if name in WALL_CLOCK}
+    assert not {path.relative_to(ROOT).as_posix() for path in told} - TELLS_THE_TIME.keys()
 
 
-@pytest.mark.parametrize("notebook", sorted((PACKAGE.parent / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("notebook", sorted((ROOT.parent / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_no_notebook_runs_or_unpickles_a_file(notebook: Path) -> None:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
