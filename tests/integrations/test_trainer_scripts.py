@@ -24,7 +24,7 @@ from tests.integrations.test_torch_scripts import (
     two_towers,
     written,
 )
-from tests.kit.script_runs import run_script
+from tests.kit.script_runs import run_here, run_script
 from workbench.config import BoostConfig
 
 QUIET: dict[str, dict[str, Any]] = {
@@ -145,6 +145,7 @@ FALLING = {"schedule": {"shape": "linear", "final": 0.5}}
 O3 = {"amp": {"level": "O3", "dtype": "bfloat16"}}
 
 
+@pytest.mark.filterwarnings("ignore")  # the trainers' own
 @pytest.mark.parametrize(
     ("framework", "optimizer", "chosen", "alone"),
     [
@@ -164,4 +165,4 @@ def test_arguments_are_taken_only_where_they_train_the_same(
     script, here = written(tmp_path, task, config, 24, framework), trained_here(task, config, 24)
     assert ("needs nothing of workbench" in script.needs) is alone
     within = 1e-5 if framework == "lightning" else 0.3  # the other one shuffles
-    assert run_by(framework, tmp_path / script.name) == pytest.approx(here["metric"], rel=within)
+    assert run_here(tmp_path / script.name, **QUIET[framework])["metric"] == pytest.approx(here["metric"], rel=within)

@@ -82,9 +82,9 @@ def _run_in_a_fork(
     return code, *(Path(name).read_text(encoding="utf-8") for name in written.values())
 
 
-def run_here(path: Path) -> dict[str, Any]:
+def run_here(path: Path, **options: Any) -> dict[str, Any]:
     """Call a script's `train_model` in this process; return its metric and the sum of its weights."""
-    model, metric = runpy.run_path(str(path))["train_model"]()
+    model, metric = runpy.run_path(str(path))["train_model"](**options)
     total = sum(float(value.double().abs().sum()) for value in model.state_dict().values())
     return {"metric": metric, "weights": total}
 
