@@ -43,7 +43,8 @@ def compiled(
     """
     global _last  # noqa: PLW0603  # one process has one compiler
     if key != _last:
-        gc.collect()  # a compiled module refers to itself and outlives its last user until then
+        if _living:
+            gc.collect()  # a compiled module refers to itself and outlives its last user until then
         if not _living:
             torch.compiler.reset()
     _last = key
