@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +90,15 @@ def new_boosted(config: dict[str, Any]) -> Boosted:
 
 
 def train(
-    boosted: Boosted, batches: Any, *, keep_at: int = 0, path: Path | None = None, until: int = 99
+    boosted: Boosted, batches: Any, *, keep_at: Sequence[int] = (), path: Path = Path(), until: int = 99
 ) -> list[tuple[Tensor, float]]:
     """Train in an own loop, resumed where the boosted pair stands; return inputs and loss of each pass."""
     seen = []
     for x, y in boosted.batches(batches, EPOCHS, start=boosted.step_index):
         boosted.backward(boosted.criterion(boosted.model(x), y))
         seen.append((x, float(boosted.step().loss)))
-        if path is not None and boosted.step_index == keep_at:
-            save_checkpoint(path, boosted)
+        if boosted.step_index in keep_at:
+            save_checkpoint(path / f"{boosted.step_index}.pt", boosted)
         if boosted.step_index == until:
             break
     return seen
@@ -114,11 +114,11 @@ def test_a_resumed_loop_sees_the_batches_that_were_left(
     new_loader: Any, config: dict[str, Any], tmp_path: Path
 ) -> None:
     places = (2, N_BATCHES, N_BATCHES + 2)  # in an epoch, after it (merged: within the next), in the second one
+    whole = train(new_boosted(config), new_loader(), keep_at=places, path=tmp_path)
     for done in places[-1:] if new_loader().num_workers else places:
-        whole = train(new_boosted(config), new_loader(), keep_at=done, path=tmp_path / "checkpoint.pt")
         resumed = new_boosted(config)
         torch.manual_seed(99)
-        load_checkpoint(tmp_path / "checkpoint.pt", resumed)
+        load_checkpoint(tmp_path / f"{done}.pt", resumed)
         assert_same(train(resumed, new_loader()), whole[done:])
 
 
@@ -130,9 +130,9 @@ def test_a_loop_that_was_interrupted_goes_on_in_the_same_process_with_the_same_l
 
 def test_a_checkpoint_from_before_the_order_was_kept_still_loads(tmp_path: Path) -> None:
     boosted, resumed = new_boosted({}), new_boosted({})
-    whole = train(boosted, loader(Points()), keep_at=2, path=tmp_path / "checkpoint.pt")
-    state = torch.load(tmp_path / "checkpoint.pt")
+    whole = train(boosted, loader(Points()), keep_at=[2], path=tmp_path)
+    state = torch.load(tmp_path / "2.pt")
     del state["boosted"]["data"]
-    torch.save(state, tmp_path / "checkpoint.pt")
-    load_checkpoint(tmp_path / "checkpoint.pt", resumed)
+    torch.save(state, tmp_path / "2.pt")
+    load_checkpoint(tmp_path / "2.pt", resumed)
     assert_same(train(resumed, loader(Points())), whole[2:])
