@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import warnings
 from collections.abc import Callable
@@ -52,13 +53,18 @@ def boosted(make: Callable[[], nn.Module], config: BoostConfig) -> tuple[nn.Modu
     return model, pair.optimizer, pair.plan.explicit_config()
 
 
+@functools.cache
+def facts_of(make: Callable[[], nn.Module]) -> NetworkFacts:
+    return network_facts(small_task(model=make))
+
+
 @pytest.mark.parametrize("make", [residual, plain, Net])
 @pytest.mark.parametrize("groups", range(2, 9))
 @pytest.mark.parametrize("less_bn", [False, True])
 def test_what_the_facts_say_acts_is_what_acted(make: Callable[[], nn.Module], groups: int, less_bn: bool) -> None:
     config = BoostConfig.from_dict({"grad_freeze": {"param_groups": groups}, "less_bn": {"fn_flag": False}})
     config = config.with_values({"boost.mode": "manual", "boost.less_bn": less_bn})
-    plan = config.resolve("O1", network=network_facts(small_task(model=make)))
+    plan = config.resolve("O1", network=facts_of(make))
     model, optimizer, explicit = boosted(make, config)
     report = getattr(model, "less_bn_report", LessBNReport((), (), ()))
     assert plan.less_bn == bool(report.removed)
