@@ -108,11 +108,11 @@ def test_compare_of_one_file_compares_with_o0(workbench: Command, here: Path) ->
     off = {"boost.mode": "manual", "boost.less_bn": False, "boost.grad_freeze": False}
     accumulating = off | {"boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2}
     BoostConfig().with_values(accumulating).save(here / "one.json")
-    common = ("compare", "one.json", "--task", "wine.py", "--seeds", 2, "--steps", 6, "--device", "cpu")
-    said = workbench(*common).succeeded()
+    common = ("compare", "one.json", "--task", "wine.py", "--steps", 6, "--device", "cpu")
+    said = workbench(*common, "--seeds", 1).succeeded()
     assert "accumulation over 2" in said
     assert "one.json: " in said
-    compared = json.loads(workbench(*common, "--json").out)
+    compared = json.loads(workbench(*common, "--seeds", 2, "--json").out)
     assert [side["label"] for side in compared["sides"]] == ["O0", "one.json"]
     assert compared["seeds"] == [0, 1]
 
