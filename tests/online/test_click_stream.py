@@ -37,22 +37,22 @@ def test_clicks_are_learned_from_a_poisoned_stream(tmp_path: Path) -> None:
     kept, model = Kept(), new_model()
     summary = model.online_train(
         lambda n: click_stream(seed=0, start=n, poison=0.01, misshapen=0.01),
-        StopAt(400),
-        prequential=Prequential(window=10_000, every=50),
-        publisher=SnapshotPublisher(tmp_path, every_steps=50),
+        StopAt(200),
+        prequential=Prequential(window=10_000, every=25),
+        publisher=SnapshotPublisher(tmp_path, every_steps=25),
         recorder=kept,
         queue_size=4,
     )
-    assert summary.n_steps == 400
+    assert summary.n_steps == 200
     assert summary.auc > 0.6
-    assert summary.n_records + summary.n_rejected > 400 * 64
+    assert summary.n_records + summary.n_rejected > 200 * 64
     reasons = {event.subject for event in kept.events if event.kind is EventKind.RECORD_REJECTED}
     assert {"not finite", "label out of range", "wrong shape"} <= reasons
     rows = [record.columns["online.table_rows"] for record in kept.records if "online.table_rows" in record.columns]
     assert len(rows) == 8
     assert rows == sorted(rows)
     published = load_published(tmp_path)
-    assert published.step == 400
+    assert published.step == 200
     assert len(published.deltas) > 5
     assert all(torch.equal(published.tensors[name], value) for name, value in state_of(model).items())
 
