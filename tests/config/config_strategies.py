@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.kit.texts import texts
 from workbench.config import BoostConfig
 
 __all__ = ["config_dicts", "configs", "legal_values", "levels", "odd_values", "repeatable"]
@@ -122,17 +123,14 @@ odd_values = st.one_of(
     st.integers(),
     st.integers(-3, 3),
     st.floats(),
-    st.text(max_size=12),
+    texts(12),
     st.lists(st.integers(), max_size=2),
-    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+    st.dictionaries(texts(4), st.integers(), max_size=2),
 )
 
 _json = st.recursive(
-    st.booleans()
-    | st.integers(-(2**40), 2**40)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | texts(8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts(6), inner, max_size=3),
     max_leaves=6,
 )
 
@@ -146,7 +144,7 @@ def config_dicts(draw: st.DrawFn) -> dict[str, Any]:
         section, key = path.split(".")
         sections.setdefault(section, {})[key] = draw(legal_values[path])
     if draw(st.booleans()):
-        sections["provenance"] = draw(st.dictionaries(st.text(max_size=6), _json, max_size=3))
+        sections["provenance"] = draw(st.dictionaries(texts(6), _json, max_size=3))
     if draw(st.integers(0, 9)) == 0:
         sections["compatibility"] = "mindspore-2.7"
     return sections

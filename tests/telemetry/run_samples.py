@@ -8,6 +8,7 @@ from dataclasses import fields
 
 from hypothesis import strategies as st
 
+from tests.kit.texts import texts
 from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
 
 __all__ = ["comparable", "events", "some_steps", "steps"]
@@ -17,7 +18,7 @@ _NUMBER = st.floats()
 
 _HISTOGRAMS = st.builds(
     ExponentCounts,
-    group=st.text(max_size=8),
+    group=texts(8),
     lowest=st.integers(-1100, 1100),
     counts=st.lists(_WHOLE, max_size=5).map(tuple),
     zeros=_WHOLE,
@@ -41,9 +42,9 @@ events = st.builds(
     Event,
     step=_WHOLE,
     kind=st.sampled_from(EventKind),
-    subject=st.text(max_size=20),
+    subject=texts(20),
     value=_NUMBER,
-    message=st.text(max_size=20),
+    message=texts(20),
 )
 
 
