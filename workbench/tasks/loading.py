@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -120,7 +121,8 @@ def task_sources(task: Task) -> dict[str, str]:
     named = {getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]}
     files = {_resolved(file) for file in named if file.endswith(".py")}
     # Some modules of torch name a file that is none, relative to the working directory: _ops.py.
-    beside = [path for path in files if path.is_relative_to(home.parent) and path.is_file()]
+    folder = os.path.join(home.parent, "")  # noqa: PTH118  # compared as text, thousands of times
+    beside = [path for path in files if str(path).startswith(folder) and path.is_file()]
     ours = {home, *(path for path in beside if not foreign.search(f"/{path.relative_to(home.parent).as_posix()}"))}
     return {path.relative_to(home.parent).as_posix(): _code_digest(path) for path in sorted(ours)}
 
