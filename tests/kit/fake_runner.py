@@ -262,6 +262,6 @@ def calls(directory: Path) -> list[str]:
 
 def stored_trials(directory: Path) -> list[optuna.trial.FrozenTrial]:
     """Return the trials of the study in a folder as its database has them now."""
-    storage = default_storage(directory)
-    name = optuna.get_all_study_names(storage)[0]
-    return optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
+    storage = optuna.storages.RDBStorage(default_storage(directory))
+    (study,) = storage.get_all_studies()
+    return storage.get_all_trials(study._study_id, deepcopy=False)

@@ -34,7 +34,7 @@ from workbench.study.set_up.attribution import attribution_of, told_apart
 from workbench.study.set_up.standing import SURE, baseline_metrics, standing_now, without_reference
 from workbench.study.set_up.tuned_plain import plain_standing, tuned_plain_of
 from workbench.study.store import storage as kept
-from workbench.study.store.stored_records import candidates_of, trials_of
+from workbench.study.store.stored_records import candidates_of, keep, trials_of
 
 __all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer", "write_note"]
 
@@ -165,8 +165,8 @@ def write_answer(
     more = [policy_sentence] if policy_sentence else []
     is_own_folder = folder == directory / "result"
     if is_own_folder:
-        study.set_user_attr("chosen", result.chosen)
-        study.set_user_attr("require_confirmed", require_confirmed)
+        keep(study, "chosen", result.chosen)
+        keep(study, "require_confirmed", require_confirmed)
     # Importance takes a while: the files come first.
     result = _with_messages(replace(result, exported=exported), study, file, more)
     if is_own_folder:

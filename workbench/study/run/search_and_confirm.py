@@ -46,7 +46,7 @@ from workbench.study.run.searching import Search
 from workbench.study.run.study_stages import StudyStages
 from workbench.study.store import storage as kept
 from workbench.study.store.liveness import StaleTrials
-from workbench.study.store.stored_records import keep_question
+from workbench.study.store.stored_records import keep, keep_question
 from workbench.study.store.write_ahead import writing_ahead
 
 _LOADING_SHARE = 0.1  # of the time limit, which processes may take again for what this one has taken to load the task
@@ -136,7 +136,7 @@ def tune(
             status = leaving.enter_context(StatusKeeper(study_dir, study, file, storage))
             leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
             keep_question(study, file)
-            study.set_user_attr("n_trials", n_trials)  # for workers that join
+            keep(study, "n_trials", n_trials)  # for workers that join
             earlier = sources_in(archived) if new_baseline else []
             enqueue_warm_start(study, file, directory, [*warm_start, *earlier], n_trials)
             StaleTrials(database, study).put_back(alone=database.engine.name == "sqlite")

@@ -40,7 +40,7 @@ from workbench.study.set_up.stages import (
     try_runtime_alone,
 )
 from workbench.study.set_up.tuned_plain import compare_with_plain
-from workbench.study.store.stored_records import candidates_of, keep_candidates
+from workbench.study.store.stored_records import candidates_of, keep, keep_candidates
 
 _CONFIRMATION, _ATTRIBUTION = "the confirmation", "the measurement of where the gain comes from"
 _BEGUN = "goes_on"  # attribute of a study: which of these the next command does before it searches on; empty for none
@@ -190,7 +190,7 @@ class StudyStages:
         """Choose what each export takes and write the files."""
         study, cut_short = self.study, " and ".join(self._cut_short)
         by_time = f"The time limit ended {cut_short}; the same command continues from there."
-        study.set_user_attr("cut_short", by_time if cut_short else "")
+        keep(study, "cut_short", by_time if cut_short else "")
         self.watch.phase("export")
         folder = self.directory / "result"
         result = write_answer(study, self.file, self.directory, folder, require_confirmed=require_confirmed)

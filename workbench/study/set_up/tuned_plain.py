@@ -27,7 +27,7 @@ from workbench.study.run.job import plain, read_record
 from workbench.study.run.objective import finished_baseline
 from workbench.study.set_up.standing import Standing, TrainedPlan, standing_of
 from workbench.study.set_up.total_time import compile_seconds
-from workbench.study.store.stored_records import GIVEN, allowed_drop_of
+from workbench.study.store.stored_records import GIVEN, allowed_drop_of, keep
 
 PLAIN = "tuned_plain"  # user attribute of a trial of tuned plain
 
@@ -115,7 +115,7 @@ def compare_with_plain(confirmation: ConfirmationRounds, exported: Sequence[Cand
     n_runs = sum(len(one.user_attrs.get("deficits", ())) for one in trials if one.user_attrs.get(PLAIN))
     if not n_runs:
         unknown = TunedPlain("not tried", {}, math.nan)
-        study.set_user_attr(_STORED, plain({one.target: unknown for one in exported}))
+        keep(study, _STORED, plain({one.target: unknown for one in exported}))
         return
     # Where no shorter plain run keeps the quality, the task as given is the fair baseline itself.
     best = best_plain(study, file)
@@ -142,7 +142,7 @@ def compare_with_plain(confirmation: ConfirmationRounds, exported: Sequence[Cand
             ratio = run_time_ratio(seconds, error=_ERROR)
             answer = replace(answer, speedup=ratio.ratio, speedup_low=ratio.low, speedup_high=ratio.high)
         answers[one.target] = answer
-    study.set_user_attr(_STORED, plain(answers))
+    keep(study, _STORED, plain(answers))
 
 
 def tuned_plain_of(attributes: Mapping[str, Any]) -> dict[str, TunedPlain]:

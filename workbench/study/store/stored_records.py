@@ -42,6 +42,13 @@ def is_its_own(trial: FrozenTrial) -> bool:
     return _UNCOUNTED.isdisjoint(trial.user_attrs)
 
 
+def keep(study: optuna.Study, name: str, value: Any) -> None:
+    """Store an attribute of a study, unless it is there already as in a command that goes on: writing takes longest."""
+    stored = study.user_attrs
+    if name not in stored or stored[name] != value:
+        study.set_user_attr(name, value)
+
+
 def allowed_drop_of(attributes: Mapping[str, Any]) -> float:
     """Return the drop that a study's target allows, from the study's attributes; NaN before it has begun."""
     return float(attributes.get("allowed_drops", {}).get(attributes.get("target", "o1"), math.nan))
@@ -58,9 +65,9 @@ def keep_question(study: optuna.Study, file: StudyFile) -> None:
         # The usual drop stays what it was when the study began: earlier versions knew fewer accuracies by their names.
         allowed[target] = study.user_attrs.get("allowed_drops", {}).get(target, allowed[target])
     _refuse_other_targets(study, allowed[target])
-    study.set_user_attr("allowed_drops", allowed)
-    study.set_user_attr("target", target)
-    study.set_user_attr("usual_seeds", file.confirm.usual_seeds)
+    keep(study, "allowed_drops", allowed)
+    keep(study, "target", target)
+    keep(study, "usual_seeds", file.confirm.usual_seeds)
 
 
 def _refuse_other_targets(study: optuna.Study, target: float) -> None:
@@ -110,7 +117,7 @@ def metrics_seen(study: optuna.Study) -> Iterator[float]:
 
 def keep_candidates(study: optuna.Study, candidates: Sequence[CandidateRecord]) -> None:
     """Store judged candidates as an attribute of the study."""
-    study.set_user_attr("candidates", plain(candidates))
+    keep(study, "candidates", plain(candidates))
 
 
 def candidates_of(study: optuna.Study) -> list[CandidateRecord]:

@@ -190,10 +190,11 @@ class StudyStorage(BaseStorage):
                 if study_id not in self._readers:
                     name = self._backend.get_study_name_from_id(study_id)
                     self._readers[study_id] = TrialReader(self._backend, name)
-                return self._readers[study_id].read(states)
+                return self._readers[study_id].read()
 
-        wanted = tuple(one for one in TrialState if states is None or one in states)
-        return list(self._once_per_state(("trials", study_id, wanted), read))
+        # All of them, whichever are asked for: Optuna reads no more for it, and what was read answers the next request.
+        trials: list[FrozenTrial] = self._once_per_state(("trials", study_id), read)
+        return [one for one in trials if states is None or one.state in states]
 
     def running(self, study_id: int) -> list[RunningTrial]:
         """Return the running trials of a study, except those that this process holds."""
@@ -215,6 +216,8 @@ class StudyStorage(BaseStorage):
         def create(again: bool) -> int:
             with self._transaction(savepoints=True) as connection:
                 trial_id = self._backend.create_new_trial(study_id, wanted)  # locks the study
+                if mark is None and not wanted.user_attrs.get(key):
+                    return trial_id
                 created = begun = self._backend.get_trial(trial_id)
                 # O0 may be there already, and so may this trial, if the answer to an earlier request got lost.
                 if (mark is None or again) and wanted.user_attrs.get(key):

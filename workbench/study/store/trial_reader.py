@@ -10,7 +10,7 @@ import functools
 import json
 import sys
 import zlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -18,7 +18,7 @@ from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from workbench.study.store.ended_trials import ENDED, EndedTrials
+from workbench.study.store.ended_trials import EndedTrials
 
 SEAL = "crc32"
 """Name of the system attribute that has the checksum of a trial."""
@@ -39,14 +39,12 @@ class TrialReader:
         self._study = optuna.load_study(study_name=name, storage=backend, sampler=optuna.samplers.RandomSampler())
         self._ended, self._damage = EndedTrials(), ""
 
-    def read(self, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
-        """Return the trials, or only those in some states.
+    def read(self) -> list[FrozenTrial]:
+        """Return the trials.
 
         Raises:
             LookupError: When one that has ended is not what was stored.
         """
-        if states is not None and not any(state in states for state in ENDED):
-            return self._study.get_trials(deepcopy=False, states=states)
         trials = self._study.get_trials(deepcopy=False)
         for trial in self._ended.new(trials):
             if trial.system_attrs.get(SEAL, seal := seal_of(trial)) != seal:  # earlier versions wrote none
@@ -54,7 +52,7 @@ class TrialReader:
             _share_parts(trial)
         if self._damage:
             raise LookupError(self._damage)
-        return trials if states is None else [trial for trial in trials if trial.state in states]
+        return trials
 
 
 class Attributes(dict[str, Any]):
