@@ -168,7 +168,7 @@ def test_the_verdict_counts_compiling_and_says_from_what_length_of_training_it_p
         return config.part(RuntimeSection).compile != "off"
 
     runtime = 'attribution_share = 0.0\n[set_up.runtime]\n"runtime.compile" = ["off", "default"]'
-    folder = write(tmp_path / "study", set_up=runtime, n_trials=6, plain_runs=0)
+    folder = write(tmp_path / "study", set_up=runtime, n_trials=3, plain_runs=0)
     runner = SurfaceRunner(
         folder,
         noise=0.004,
