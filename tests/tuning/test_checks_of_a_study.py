@@ -57,14 +57,14 @@ def test_why_no_policy_was_chosen_is_said_by_tune_and_by_export(tmp_path: Path) 
 
 def test_freezing_trials_alone_are_timed_beside_their_limit_and_once(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SHORT + "\n[freezing_limit]\nrounds = 5\nsteps_per_block = 3\n")
-    result = tune(directory, trials=4, make_experimenter=making(Timed))
+    result = tune(directory, trials=3, make_experimenter=making(Timed))
     freezing = [t for t in result.trials if t.state == "complete" and t.seconds and "freezing" in t.summary]
     assert freezing
     assert [row["trial"] for row in result.freezing_limits] == [trial.number for trial in freezing]
     assert all(row["limit"] == 1.2 for row in result.freezing_limits)
     timed = [line for line in calls(directory) if line.startswith("limit")]
     assert timed == ["limit 5 3 True"] * len(freezing)
-    tune(directory, trials=4, make_experimenter=making(Timed))
+    tune(directory, trials=3, make_experimenter=making(Timed))
     assert [line for line in calls(directory) if line.startswith("limit")] == timed
 
 

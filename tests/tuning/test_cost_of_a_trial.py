@@ -141,7 +141,7 @@ def test_a_trial_that_has_ended_is_handed_out_once_and_one_that_ends_later_later
 def test_what_is_known_trial_by_trial_is_what_all_trials_say_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    text = STUDY.replace("time_to_target", asked).replace("n_trials = 10", "n_trials = 16")
+    text = STUDY.replace("time_to_target", asked).replace("n_trials = 10", "n_trials = 13")
     text = text.replace("[confirm]", '[sampler]\nname = "random"\n[confirm]\nenabled = false')
     directory = write_study(tmp_path / "s", text)
     file, pairs, leaders, seen = read_study(directory), list[tuple[Any, Any]](), set[str](), {0}
@@ -163,7 +163,7 @@ def test_what_is_known_trial_by_trial_is_what_all_trials_say_at_once(
         if now.phase == "search" and now.trials not in seen:
             seen.add(now.trials)
             at_once: list[TuneProgress] = []
-            StudyWatch(study_of(), file, 16, on_progress=at_once.append).trial_finished()
+            StudyWatch(study_of(), file, 13, on_progress=at_once.append).trial_finished()
             pairs.append(((now.best, now.trials), (at_once[-1].best, at_once[-1].trials)))
             leaders.add(now.best)
 

@@ -43,7 +43,6 @@ device = "cpu"
 
 [allowed_drop]
 o1 = 0.0
-o2 = 0.0
 
 [baseline.optimizer]
 name = "SGD"

@@ -50,9 +50,8 @@ def test_a_study_trains_nothing_but_o0_where_nothing_can_act(tmp_path: Path) -> 
 
 
 def test_no_switch_of_a_method_without_work_is_drawn_and_no_trial_repeats_another(tmp_path: Path) -> None:
-    result = tuned(
-        tmp_path, SHORT.replace("[confirm]", f"{GROUPS}[2, 3, 4, 10]\n[confirm]"), make_experimenter=making(Plain)
-    )
+    text = SHORT.replace("[confirm]", f"{GROUPS}[2, 3, 4, 10]\n[confirm]")
+    result = tuned(tmp_path, text, trials=4, make_experimenter=making(Plain))
     drawn = {path for trial in result.trials for path in trial.parameters}
     assert "boost.less_bn" not in drawn
     assert "boost.grad_freeze" in drawn

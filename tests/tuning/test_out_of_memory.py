@@ -61,7 +61,7 @@ def test_what_lacks_memory_is_told_from_other_errors(error: Exception, is_one: b
 
 @pytest.mark.parametrize("error", [FULL, UNEQUAL], ids=["memory", "shapes"])
 def test_a_batch_that_did_not_fit_is_not_tried_again(tmp_path: Path, error: Exception) -> None:
-    folder = write(tmp_path / "study", space=THREE_BATCHES, n_trials=7, plain_runs=0, **SEARCH_ALONE)
+    folder = write(tmp_path / "study", space=THREE_BATCHES, n_trials=5, plain_runs=0, **SEARCH_ALONE)
     result = run(folder, full_runner(folder, room=2.0, error=error))
     trials = stored_trials(folder)
     failed = [one for one in trials if one.state == TrialState.FAIL]

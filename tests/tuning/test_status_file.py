@@ -207,12 +207,12 @@ def test_a_state_that_cannot_be_written_ends_no_study(
 ) -> None:
     directory = write_study(tmp_path / "study", SEARCH)
     (directory / STATUS_NAME).mkdir()
-    result = tuned(directory)
-    assert result.counts.n_finished == 3
+    result = tuned(directory, trials=1)
+    assert result.counts.n_finished == 1
     assert [one.message.startswith("status.json could not be written") for one in caplog.records] == [True]
 
 
 def test_a_database_elsewhere_has_no_kept_state(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "study", SEARCH)
-    tuned(directory, storage=f"sqlite:///{tmp_path / 'other.db'}")
+    tuned(directory, trials=1, storage=f"sqlite:///{tmp_path / 'other.db'}")
     assert not (directory / STATUS_NAME).exists()

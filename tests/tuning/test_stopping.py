@@ -39,7 +39,7 @@ from workbench.study.run.job import (
     TrainJob,
 )
 
-THREE = SEARCH.replace("n_trials = 4", "n_trials = 3")
+TWO = SEARCH.replace("n_trials = 4", "n_trials = 2")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
 
 
@@ -73,12 +73,12 @@ def states(directory: Path) -> list[TrialState]:
 @pytest.mark.parametrize(
     ("prefix", "text"),
     [
-        ("trial_0000", THREE),
-        ("trial_0002", THREE),
-        ("loss_scale_recording", THREE + REPLAY),
-        ("loss_scale_rerun", THREE + REPLAY),
+        ("trial_0000", TWO),
+        ("trial_0001", TWO),
+        ("loss_scale_recording", TWO + REPLAY),
+        ("loss_scale_rerun", TWO + REPLAY),
         ("warm_up", DIM_REDUCE),
-        ("", SHORT),
+        ("", SHORT.replace("n_trials = 4", "n_trials = 2")),
     ],
     ids=["O0", "a trial", "the recording", "its rerun", "a warm-up", "a confirmation run"],
 )
@@ -95,7 +95,7 @@ def test_a_study_ends_within_the_step_whatever_it_is_doing_and_goes_on(tmp_path:
     assert asked.is_set()
     assert made[0].steps_after == 0
     assert TrialState.RUNNING not in states(directory)
-    assert states(directory).count(TrialState.WAITING) == (prefix in {"trial_0000", "trial_0002", "warm_up"})
+    assert states(directory).count(TrialState.WAITING) == (prefix in {"trial_0000", "trial_0001", "warm_up"})
     assert not read_result(directory).exported
     finished = [line for line in calls(directory) if line.startswith("trained")]
     result = tuned(directory)
@@ -107,9 +107,9 @@ def test_a_study_ends_within_the_step_whatever_it_is_doing_and_goes_on(tmp_path:
 
 def test_a_request_before_the_first_step_trains_nothing(tmp_path: Path) -> None:
     with pytest.raises(StudyStoppedError):
-        tuned(tmp_path, SHORT, stop=lambda: True)
+        tuned(tmp_path, SEARCH, stop=lambda: True)
     assert calls(tmp_path) == []
-    result = tuned(tmp_path)
+    result = tuned(tmp_path, trials=2)
     assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
 
 

@@ -27,6 +27,7 @@ from tests.kit.fake_runner import (
     tuned,
     write_study,
 )
+from tests.tuning.ended_study import Ended
 from workbench.config import BoostConfig
 from workbench.core.records import Verdict
 from workbench.study import OutOfTimeError, StudyError, StudyResult, StudyStoppedError, TuneProgress, join_study, tune
@@ -136,7 +137,7 @@ def run(
     return result, time.monotonic() - began
 
 
-WHOLE = SHORT + REPLAY + LIMITS
+WHOLE = SHORT.replace("n_trials = 5", "n_trials = 3") + REPLAY + LIMITS
 
 
 @pytest.mark.parametrize(
@@ -188,19 +189,19 @@ def test_a_run_that_could_not_end_in_time_is_not_begun(tmp_path: Path, clock: Cl
     run(tmp_path, clock, 180.0, SHORT)  # O0 takes 120 seconds, and no trial half as long
     assert [line for line in calls(tmp_path) if line.startswith("train ")] == ["train trial_0000"]
     assert states(tmp_path) == [TrialState.COMPLETE, TrialState.WAITING]
-    run(tmp_path, clock, None)
+    run(tmp_path, clock, None, trials=2)
     for _ in range(2):  # runs of the confirmation, whose seconds are known
         before = calls(tmp_path)
-        run(tmp_path, clock, 250.0, confirm_seeds=12)
+        run(tmp_path, clock, 250.0, confirm_seeds=12, trials=2)
         assert not [line for line in calls(tmp_path)[len(before) :] if line.startswith("cut")]
 
 
 def test_a_confirmation_that_is_cut_short_says_so(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "checkpoints" / "of a run that nobody asks for").mkdir(parents=True)
-    run(tmp_path, clock, None, UNCONFIRMED)
+    run(tmp_path, clock, None, UNCONFIRMED, trials=2)
     assert not (tmp_path / "checkpoints").exists()
     (tmp_path / "checkpoints" / "of a run that was stopped").mkdir(parents=True)
-    result, taken = run(tmp_path, clock, 250.0, SHORT)  # two runs of a hundred seconds or less
+    result, taken = run(tmp_path, clock, 250.0, SHORT, trials=2)  # two runs of a hundred seconds or less
     assert (tmp_path / "checkpoints" / "of a run that was stopped").exists()
     assert taken <= 250.0
     assert {one.verdict for one in result.candidates} == {Verdict.UNDECIDED}
@@ -383,9 +384,8 @@ def test_without_a_pruner_and_with_two_objectives_every_run_goes_to_its_end(
     assert {one.state for one in tuned(tmp_path, text, make_experimenter=making(timed=late)).trials} == {"complete"}
 
 
-def test_trials_that_would_be_confirmed_are_not_pruned_because_one_is_better(tmp_path: Path) -> None:
-    text = STUDY.replace("n_trials = 10", "n_trials = 12").replace("[confirm]", "[confirm]\nenabled = false")
-    result = tuned(tmp_path / "s", text)
+def test_trials_that_would_be_confirmed_are_not_pruned_because_one_is_better(whole: Ended) -> None:
+    _, result, _ = whole
     complete = [one for one in result.trials if one.state == "complete" and one.feasible and one.seconds]
     assert len(complete) >= 3  # O0 and at least as many as are confirmed at once
 

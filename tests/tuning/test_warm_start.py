@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fake_runner import STUDY, calls, make_fake, tuned, write_study
+from tests.kit.fake_runner import STUDY, calls, make_fake, stored_trials, tuned, write_study
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
 from workbench.study import (
@@ -19,7 +19,7 @@ from workbench.study import (
 )
 from workbench.study.ask.warm_start import EarlierPlan, earlier_plans, mapped_values
 
-SHORT = STUDY.replace("n_trials = 10", "n_trials = 6").replace("[confirm]", "[confirm]\nenabled = false")
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("[confirm]", "[confirm]\nenabled = false")
 NARROW = """
 [study]
 task = "fake"
@@ -82,7 +82,7 @@ def test_the_best_trials_of_an_earlier_study_come_first_after_o0(earlier: Path, 
     directory = write_study(
         tmp_path / "later", SHORT.replace("[space]", '[warm_start]\nfrom = "../earlier"\n\n[space]')
     )
-    result = tuned(directory, trials=3)
+    result = tuned(directory, trials=2)
     assert result.trials[0].level == "O0"
     first = result.trials[1]
     assert BoostConfig.from_dict(first.config).resolve(first.level).key() == (
@@ -90,6 +90,8 @@ def test_the_best_trials_of_an_earlier_study_come_first_after_o0(earlier: Path, 
     )
     assert first.value == pytest.approx(best.value)  # trained again, by the same fake
     assert len(calls(directory)) > 2
+    label = stored_trials(directory)[1].user_attrs["warm_start"]
+    assert label.endswith(f"trial {best.number}"), "and not drawn by chance"
 
 
 @pytest.mark.slow
