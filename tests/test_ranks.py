@@ -7,13 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kit.processes import free_port
+from tests.kit.processes import forkserver, free_port
 from tests.ranks import Ranks
 from workbench.core import devices
 from workbench.core import distributed as ranks
@@ -62,6 +63,28 @@ def started(script: str, n_ranks: int, **variables: str) -> list[subprocess.Pope
         subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options)
         for rank in range(n_ranks)
     ]
+
+
+def forked(script: str, n_ranks: int, folder: Path) -> tuple[list[int | None], list[str]]:
+    """Return codes and words of ranks that fork from one process with torch; for how they exit it is no example."""
+    place = {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    files = [folder / f"rank-{rank}" for rank in range(n_ranks)]
+    processes = [
+        forkserver().Process(target=_forked, args=(script, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, file))
+        for rank, file in enumerate(files)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes], [file.read_text() for file in files]
+
+
+def _forked(script: str, place: dict[str, str], file: Path) -> None:
+    os.environ.update(place)
+    # Not the file descriptor: torch writes to that, and is told not to only before it is imported.
+    with file.open("w") as said, redirect_stderr(said):
+        exec(HEAD + script, {"__name__": "__main__"})
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str], list[str]]:
@@ -143,39 +166,29 @@ def test_the_backend_is_the_devices() -> None:
 # -- leaving ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_ranks_leave_without_a_word() -> None:
-    script = """
-with ranks.joined("cpu") as device:
-    for step in train(5): pass
-    print(ranks.rank(), ranks.world_size(), device, distributed.get_backend())
-assert not distributed.is_initialized()
-"""
-    codes, outs, errs = ended(started(script, 2))
-    assert codes == [0, 0], errs
-    assert outs == ["0 2 cpu gloo\n", "1 2 cpu gloo\n"]
-    assert errs == ["", ""]
-
-
 @pytest.mark.parametrize(
     "served", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
 )
-def test_ranks_meet_again_after_they_have_left(served: bool) -> None:
+def test_ranks_leave_without_a_word_and_meet_again(served: bool) -> None:
     script = """
 for _ in range(3):
-    with ranks.joined("cpu"):
+    with ranks.joined("cpu") as device:
+        for step in train(5): pass
+        print(ranks.rank(), ranks.world_size(), device, distributed.get_backend())
         print(ranks.broadcast_object(10 + ranks.rank()), ranks.mean_over_ranks([ranks.rank()]))
+    assert not distributed.is_initialized()
 """
     store, meeting = ranks.serve_store() if served else (None, {})
     codes, outs, errs = ended(started(script, 2, **meeting))
     del store
     assert codes == [0, 0], errs
-    assert outs == ["10 [0.5]\n" * 3] * 2
+    assert outs == [f"{rank} 2 cpu gloo\n10 [0.5]\n" * 3 for rank in range(2)]
+    assert errs == ["", ""]
 
 
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)])
-def test_a_rank_that_dies_ends_the_others_with_a_sentence_naming_it(who: int) -> None:
-    codes, _, errs = ended(started(DIES.format(who=who), 3))
+def test_a_rank_that_dies_ends_the_others_with_a_sentence_naming_it(who: int, tmp_path: Path) -> None:
+    codes, errs = forked(DIES.format(who=who), 3, tmp_path)
     survivors = [rank for rank in range(3) if rank != who]
     assert [codes[rank] for rank in survivors] == [1, 1]
     assert codes[who] == -signal.SIGKILL
@@ -184,7 +197,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_sentence_naming_it(who: int) ->
 
 
 @pytest.mark.slow
-def test_an_error_of_one_rank_reaches_the_others() -> None:
+def test_an_error_of_one_rank_reaches_the_others(tmp_path: Path) -> None:
     script = """
 try:
     with ranks.joined("cpu"):
@@ -196,7 +209,7 @@ except ranks.RankFailure as error:
 except ZeroDivisionError:
     sys.exit(3)
 """
-    codes, _, errs = ended(started(script, 3))
+    codes, errs = forked(script, 3, tmp_path)
     assert codes == [1, 3, 1]
     assert errs[0].strip() == "rank 1 of 3 ended with an error: ZeroDivisionError: the third batch is empty"
     assert errs[1:] == ["", ""]
