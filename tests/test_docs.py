@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pytest
 import torch
 import typer
 from torch import nn
+from typer.testing import CliRunner
 
 from workbench import BoostConfig, Task
 from workbench.cli import app as command_line
@@ -231,14 +231,15 @@ def test_a_wrong_option_is_noticed() -> None:
 
 
 @pytest.mark.slow
-def test_the_way_from_zero_can_be_walked(tmp_path: Path) -> None:
+def test_the_way_from_zero_can_be_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     page = ROOT / "docs" / "guide" / "own_model.md"
     task = _blocks(page, "python")[0]
     (tmp_path / "my_task.py").write_text(task)
     (train,) = (words for words in _commands(page) if "train" in words and "--level" in words)
-    command = [sys.executable, "-m", *train]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(command_line, train[train.index("workbench") + 1 :])
+    assert done.exit_code == 0, done.output
     assert "accuracy" in done.stdout
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.cli.conftest import TASK, Command, Outcome
+from tests.kit.processes import start_command
 from workbench import __version__
 from workbench.cli import _each_note_once, run_commands
 from workbench.config import BoostConfig
@@ -62,12 +61,13 @@ def test_train_counts_epochs_in_batches_of_the_loader(workbench: Command, here: 
 def test_train_with_json_prints_one_object_whatever_the_task_prints(here: Path) -> None:
     noise = 'import os\nprint("said by the task")\nos.write(1, b"said below Python\\n")\n'
     (here / "noisy.py").write_text(noise + (here / "wine.py").read_text())
-    command = [sys.executable, "-m", "workbench", "train", "--task", "noisy.py", "--steps", "4", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["steps"] == 4
-    assert "said by the task" in done.stderr
-    assert "said below Python" in done.stderr
+    process = start_command(["train", "--task", "noisy.py", "--steps", "4", "--json"], here / "said")
+    process.join(120)
+    out, err = (Path(f"{here}/said.{ending}").read_text() for ending in ("out", "err"))
+    assert process.exitcode == 0, err
+    assert json.loads(out)["steps"] == 4
+    assert "said by the task" in err
+    assert "said below Python" in err
 
 
 def test_overflows_are_told_and_replay_judges_policies_on_them(workbench: Command, here: Path) -> None:

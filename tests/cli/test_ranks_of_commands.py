@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Command
+from tests.kit.processes import run_command, start
+from workbench.core import distributed
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "workbench")
+Started = Callable[..., tuple[list[int | None], list[str], str]]
 ALONE = (sys.executable, "-m", "workbench")
 
 # The task of conftest, with ways to go wrong on a rank and at a step that the environment names.
@@ -111,11 +115,41 @@ def sentences(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("workbench: ")]
 
 
-@pytest.mark.slow
-def test_train_under_torchrun_writes_one_run_and_prints_one_object(here: Path) -> None:
-    done = run(*TORCHRUN, "train", "--task", "wine.py", "--steps", 10, "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def _rank(place: dict[str, str], words: list[str], said: str, folder: str) -> None:
+    os.environ.update(place)
+    run_command(words, said, folder)
+
+
+def under_torchrun(here: Path, *words: str) -> tuple[list[int | None], list[str], str]:
+    """Return codes, outputs and what was said on stderr by two ranks."""
+    done = run(*TORCHRUN, *words)
+    return [done.returncode], [done.stdout], done.stderr
+
+
+def as_torchrun_starts_them(here: Path, *words: str) -> tuple[list[int | None], list[str], str]:
+    """Start two ranks in variables and beside a store like those of torchrun, where three processes import torch."""
+    store, meeting = distributed.serve_store()
+    places = [{**meeting, "WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    said = [str(here / f"rank-{rank}") for rank in range(2)]
+    ranks = [start(_rank, place, list(words), one, str(here)) for place, one in zip(places, said, strict=True)]
+    for rank in ranks:
+        rank.join(120)
+    del store
+    outs, errs = ([Path(f"{one}.{ending}").read_text() for one in said] for ending in ("out", "err"))
+    return [rank.exitcode for rank in ranks], outs, "".join(errs)
+
+
+@pytest.mark.parametrize(
+    "started",
+    [
+        pytest.param(under_torchrun, marks=pytest.mark.long),
+        pytest.param(as_torchrun_starts_them, marks=pytest.mark.slow),
+    ],
+)
+def test_train_under_torchrun_writes_one_run_and_prints_one_object(started: Started, here: Path) -> None:
+    codes, outs, err = started(here, "train", "--task", "wine.py", "--steps", "10", "--json")
+    assert set(codes) == {0}, err
+    result = json.loads("".join(outs))
     assert (result["steps"], result["stopped"]) == (10, False)
     assert [path.name for path in (here / "runs").iterdir()] == [Path(result["path"]).name]
     told = json.loads((here / result["path"] / "environment.json").read_text())
