@@ -17,7 +17,7 @@ from workbench.integrations.scripts.writing import FRAMEWORKS
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = set_up_search.write(tmp_path_factory.mktemp("exported") / "made_up")
+    folder = set_up_search.write(tmp_path_factory.mktemp("exported") / "made_up", n_trials=6, plain_runs=2)
     set_up_search.run(folder)
     return folder
 
@@ -48,7 +48,7 @@ def test_export_writes_what_is_asked_and_says_what_it_carries(study: Path, tmp_p
 @pytest.mark.slow
 def test_a_script_trains_as_long_as_today_where_the_study_s_runs_were_shorter(tmp_path: Path) -> None:
     asked = "todays_steps = 1600\nattribution_share = 0.0"  # where the gain comes from is not
-    folder = set_up_search.write(tmp_path / "shorter", set_up=asked, n_trials=6, plain_runs=0)
+    folder = set_up_search.write(tmp_path / "shorter", set_up=asked, n_trials=3, plain_runs=0)
     set_up_search.run(folder)
     (script,) = (one for one in api.export(folder).scripts if one.framework == "torch")
     assert "BATCHES_TODAY = 1600 " in script.text

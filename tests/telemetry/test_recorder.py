@@ -41,7 +41,7 @@ LATE = [StepRecord(0, 0.0, 1.0, 2.0), StepRecord(1, 0.1, 1.0, math.inf, columns=
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(blocks=st.lists(st.tuples(st.lists(steps, max_size=4), st.lists(events, max_size=3)), max_size=3))
 @example(blocks=[])
 @example(blocks=[(LATE, [Event(0, EventKind.DIVERGED, value=-math.inf)])])

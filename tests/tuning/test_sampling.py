@@ -364,7 +364,7 @@ def test_contradicting_values_are_no_point_of_the_grid() -> None:
         space.base.with_values({"loss_scale.init": 4.0, "loss_scale.minimum": 16.0})
 
 
-@pytest.mark.parametrize("name", [pytest.param("gp", marks=pytest.mark.slow), "nsga2"])
+@pytest.mark.parametrize("name", [pytest.param("gp", marks=pytest.mark.long), "nsga2"])
 def test_what_was_pruned_or_differs_in_what_is_not_in_effect_is_not_proposed_again(tmp_path: Path, name: str) -> None:
     text = SEARCH.replace("n_trials = 4", "n_trials = 12")
     folder = write_study(tmp_path / "s", f'{text}\n[sampler]\nname = "{name}"\n[pruner]\nname = "median"\n')

@@ -220,7 +220,7 @@ def test_a_confirmation_that_was_cut_short_goes_on_before_the_search_does(tmp_pa
         seeds.append(result.candidates[0].n_seeds)
     assert seeds[0] < seeds[1] == 20, "its first look"
     assert result.candidates[0].verdict is Verdict.CONFIRMED
-    run(tmp_path, clock, None, trials=8)
+    run(tmp_path, clock, 200.0, trials=8)
     assert len(states(tmp_path)) > n_trials
 
 
@@ -237,7 +237,7 @@ def test_a_confirmation_that_was_stopped_goes_on_before_the_search_does(tmp_path
     result, _ = run(tmp_path, clock, 1e5, trials=8)
     assert len(states(tmp_path)) == n_trials, "no trial is drawn while the confirmation is not finished"
     assert Verdict.CONFIRMED in {one.verdict for one in result.candidates}
-    run(tmp_path, clock, 1e5, trials=8)
+    run(tmp_path, clock, 200.0, trials=8)
     assert len(states(tmp_path)) > n_trials
 
 
@@ -246,7 +246,7 @@ def test_more_seeds_for_what_is_undecided_come_before_the_search(tmp_path: Path)
     first = tuned(tmp_path, SHORT.replace("o1 = 0.02", "o1 = 0.0001").replace("o2 = 0.05", ""))
     (undecided,) = (one for one in first.candidates if one.verdict is Verdict.UNDECIDED)
     told, n_trials = list[str](), len(states(tmp_path))
-    options: dict[str, Any] = {"make_experimenter": make_fake, "trials": n_trials + 4}
+    options: dict[str, Any] = {"make_experimenter": make_fake, "trials": n_trials + 1}
     more = tune(tmp_path, confirm_seeds=12, on_progress=lambda progress: told.append(progress.note), **options)
     assert "the confirmation, for which more seeds are asked, goes on before the search does" in told
     assert len(states(tmp_path)) == n_trials
