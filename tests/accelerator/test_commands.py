@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from tests.cli.conftest import STUDY, TASK
 from workbench.cli import main
+from workbench.training import compare
 
 pytestmark = [
     pytest.mark.accelerator,
@@ -46,7 +49,9 @@ def test_auto_is_the_accelerator(workbench: Command, accelerator: torch.device) 
     assert environment["device"]["type"] == accelerator.type
 
 
-def test_configurations_are_compared_there(workbench: Command) -> None:
+def test_configurations_are_compared_there(workbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = partial(compare.measure_speed_ratio, rounds=2, precision=math.inf)  # how fast it is there nobody asks
+    monkeypatch.setattr(compare, "measure_speed_ratio", few)
     Path("scaled.json").write_text('{"amp": {"level": "O2"}, "loss_scale": {"kind": "dynamic"}}', encoding="utf-8")
     said = workbench("compare", "scaled.json", "--task", "wine.py", "--steps", "12", "--seeds", "2")
     assert "scaled" in json.dumps(said)

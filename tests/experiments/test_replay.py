@@ -314,7 +314,9 @@ def test_reruns_overflow_as_often_as_replay_says(tmp_path: Path, recorded_init: 
 
     run = train(2.0**recorded_init, 15)
     assert run.steps["amp.float16_grad_amax"].notna().sum() > 150
-    policies = [ScalePolicy(2.0**init, window=window) for init, window in ((4, 40), (12, 8), (18, 40), (24, 8), (24, 40))]
+    policies = [
+        ScalePolicy(2.0**init, window=window) for init, window in ((4, 40), (12, 8), (18, 40), (24, 8), (24, 40))
+    ]
     table = replay(run, policies).table
     actual = np.array([len(train(policy.init, policy.window).overflow_steps) for policy in policies])
     assert actual.max() > 5

@@ -54,10 +54,10 @@ def batches_of(trainer: Any) -> list[Any]:
 
 @pytest.mark.slow
 def test_without_a_choice_it_is_the_trainer(tmp_path: Path) -> None:
-    usual = {"eval_strategy": "epoch", "num_train_epochs": 4, "max_steps": -1, "max_grad_norm": 0.5}
+    usual = {"eval_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1, "max_grad_norm": 0.5}
     plain = trained(theirs(tmp_path, **usual))
     ours = trained(boosted(tmp_path, NO_METHODS, **usual))
-    assert ours.state.global_step == plain.state.global_step == 32
+    assert ours.state.global_step == plain.state.global_step == 16
     for name in ("loss", "grad_norm", "eval_loss", "learning_rate", "epoch"):
         assert logged(ours, name) == pytest.approx(logged(plain, name), rel=1e-5), name
     assert_close(ours.model, plain.model, rtol=1e-4, atol=1e-6)
@@ -116,12 +116,12 @@ def test_an_update_takes_several_batches_and_callbacks_see_it(tmp_path: Path) ->
 
     args = {"max_grad_norm": 0.0, "logging_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant"}
     trainer = boosted(
-        tmp_path, accumulating(4), callbacks=[Watch()], per_device_train_batch_size=8, max_steps=64, **args
+        tmp_path, accumulating(4), callbacks=[Watch()], per_device_train_batch_size=8, max_steps=32, **args
     )
     trainer.train()
-    assert trainer.state.global_step == 16
-    assert calls == ["part", "part", "part", "gradients", "cleared"] * 16
-    whole = trained(theirs(tmp_path, max_steps=16, **args))
+    assert trainer.state.global_step == 8
+    assert calls == ["part", "part", "part", "gradients", "cleared"] * 8
+    whole = trained(theirs(tmp_path, max_steps=8, **args))
     assert logged(trainer, "loss")[:-1] == pytest.approx(logged(whole, "loss")[:-1], rel=1e-3), "of the same samples"
 
 

@@ -119,18 +119,23 @@ def test_each_script_trains_in_its_trainer(framework: str, name: str, steps: int
     assert metric == pytest.approx(trained_here(task, CONFIGS[name], steps)["metric"], abs=within)
 
 
-@pytest.mark.slow
+HANDED = {
+    "names": ("transformers", _NAMED, "nn.BCEWithLogitsLoss()", "accuracy", {"batch": {"factor": 2.0}}),
+    "several inputs": ("transformers", _PAIRED, "nn.BCEWithLogitsLoss()", "accuracy", ACCUMULATED),
+    "fields": ("transformers", _FIELDS, "own_loss", "loss", {"batch": {"factor": 0.5}}),
+    "named tuples": ("transformers", _TUPLES, "own_loss", "loss", {"regularization": {"weight_average": "ema"}}),
+    "a tensor alone": ("transformers", _ALONE, "own_loss", "loss", {}),
+    # Not slow, as Lightning takes seconds to load, which it does for the unmarked tests already.
+    "fields in Lightning": ("lightning", _FIELDS, "nn.BCEWithLogitsLoss()", "accuracy", {}),
+}
+
+
 @pytest.mark.parametrize(
     ("framework", "batch", "loss", "metric", "chosen"),
     [
-        ("transformers", _NAMED, "nn.BCEWithLogitsLoss()", "accuracy", {"batch": {"factor": 2.0}}),
-        ("transformers", _PAIRED, "nn.BCEWithLogitsLoss()", "accuracy", ACCUMULATED),
-        ("transformers", _FIELDS, "own_loss", "loss", {"batch": {"factor": 0.5}}),
-        ("transformers", _TUPLES, "own_loss", "loss", {"regularization": {"weight_average": "ema"}}),
-        ("transformers", _ALONE, "own_loss", "loss", {}),
-        ("lightning", _FIELDS, "nn.BCEWithLogitsLoss()", "accuracy", {}),
+        pytest.param(*values, id=name, marks=[pytest.mark.slow] * (values[0] == "transformers"))
+        for name, values in HANDED.items()
     ],
-    ids=["names", "several inputs", "fields", "named tuples", "a tensor alone", "fields in Lightning"],
 )
 def test_a_script_hands_its_trainer_what_a_batch_holds(
     framework: str, batch: str, loss: str, metric: str, chosen: dict[str, Any], tmp_path: Path

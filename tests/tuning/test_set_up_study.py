@@ -831,7 +831,7 @@ def test_the_bolder_form_of_the_leader_is_tested_last_and_exported_where_it_is_c
 
 @pytest.mark.slow
 def test_where_nothing_leads_what_is_likely_has_a_safer_form_that_is_tested_first(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", **FORMS, candidates=2)
+    folder = write(tmp_path / "study", **FORMS, candidates=2, n_trials=6, plain_runs=3)
     result = run(folder, SurfaceRunner(folder, noise=0.018, seed=21))
     study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / 'study.db'}")
     assert standing_now(study, read_study(folder)).leader is None
