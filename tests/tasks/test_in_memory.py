@@ -140,7 +140,7 @@ def test_from_a_model_in_memory_to_the_answer(
     model = SmallNet()
     weights = model[0].weight.detach().clone()
     training: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-    options: dict[str, Any] = {"epochs": 2, "minutes": 10, "trials": 2, "confirm_seeds": 4, "allowed_drop": 0.05}
+    options: dict[str, Any] = {"epochs": 8, "minutes": 10, "trials": 2, "confirm_seeds": 4, "allowed_drop": 0.05}
     answer = workbench.tune(model, TRAIN, HELD_OUT, **training, **options)
     assert torch.equal(model[0].weight, weights)
     assert answer.exported["o1"].is_file()
