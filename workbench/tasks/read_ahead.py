@@ -64,9 +64,11 @@ class _Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         nothing = object()
         while self._comes():
-            batch = next(self.batches, nothing)
-            if self.turn is not None:
-                self.turn.release()
+            try:
+                batch = next(self.batches, nothing)
+            finally:
+                if self.turn is not None:
+                    self.turn.release()
             if batch is nothing:
                 return
             # By the queue's own way of pickling, whose errors would be printed there, and waited for here.
