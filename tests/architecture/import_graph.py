@@ -61,6 +61,7 @@ def home(module: str) -> str:
 def nodes_below() -> dict[Path, list[ast.AST]]:
     """Return what each file of the package consists of, the module first; they are read once for all tests."""
     nodes = {path: list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in sorted(ROOT.rglob("*.py"))}
+    gc.collect()  # or what is garbage now would stay until the end
     gc.freeze()  # a look for garbage need not go through all of them
     return nodes
 
