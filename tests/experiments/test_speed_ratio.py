@@ -141,6 +141,24 @@ def test_sides_that_are_timed_apart_have_the_ratio_of_those_that_take_turns(cloc
     assert apart == together
 
 
+@pytest.mark.parametrize(("step", "windows"), [(1.0, 1), (0.05, 3), (0.001, 16)])
+def test_a_block_takes_long_enough_beside_what_reads_ahead(clock: FakeClock, step: float, windows: int) -> None:
+    options: Any = {"device": CPU, "seed": 0, "at_least": 1, "before_window": None, "block_seconds": 0.15}
+    side = TimedSide(timed_task(clock, lambda n: step), PLAIN, "O0", **options)
+    side.warm_up()
+    began = side.position
+    side.block()
+    assert side.position - began == windows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("data", "rounds"), [("prefetch", 4), ("as_given", 12)])
+def test_longer_blocks_are_fewer(clock: FakeClock, data: str, rounds: int) -> None:
+    candidate = PLAIN.with_values({"runtime.data": data})
+    measured = measure(timed_task(clock, lambda n: 1.0), PLAIN, candidate, rounds=12, loading=True)
+    assert measured.rounds == rounds
+
+
 @pytest.mark.slow
 def test_what_reads_ahead_rests_while_the_other_side_trains() -> None:
     n_read = torch.zeros(1, dtype=torch.int64).share_memory_()

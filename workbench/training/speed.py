@@ -45,6 +45,8 @@ _WARM_UP_SECONDS = (0.25, 2.0)  # least and most of an accelerator, whose clock 
 _CPU_WARM_UP = (24, 0.1)  # windows or seconds, the sooner: of steps of 3 ms the first dozen are up to twice as long
 _NO_FASTER = 0.97  # the fastest of three blocks relative to those before: warm
 _SECONDS_PER_SYNCHRONISATION = 0.05
+# Where another process reads: for some milliseconds behind a block of the other side its threads keep the cores busy.
+_BLOCK_OF_READERS, _MOST_IN_BLOCK, _FEWER_ROUNDS = 0.15, 16, 3  # seconds, windows, so many times
 _READING_SECONDS = 1.0  # about, of samples that are kept from then on
 _MOST_REPEATED = 64  # batches
 _COURSE = 10_000  # batches for which a side is set up: schedules of some kinds end there, with an error
@@ -92,13 +94,16 @@ def measure_speed_ratio(
         if not value >= 1:
             raise ValueError(f"`{name}` must be at least 1, got {value!r}")
     options: Any = {"seed": seed, "at_least": steps_per_block, "before_window": before_window, "loading": loading}
-    options["device"] = device or devices.select_device("auto")
+    options["device"], block_seconds = device or devices.select_device("auto"), 0.0
+    if loading and "prefetch" in {config.part(RuntimeSection).data for config, _ in (baseline, candidate)}:
+        block_seconds, rounds = _BLOCK_OF_READERS, max(rounds // _FEWER_ROUNDS, 2)
+    options["block_seconds"] = block_seconds
     makes = [functools.partial(TimedSide, task, *side, **options) for side in (baseline, candidate)]
     if apart:
         return _measured_apart(makes, rounds, seed)
     kept = kept or KeptBaseline()
     try:
-        sides = [kept.side((baseline, seed, steps_per_block, loading), makes[0]), makes[1]()]
+        sides = [kept.side((baseline, seed, steps_per_block, loading, block_seconds), makes[0]), makes[1]()]
         sides[0].before_window = before_window
         return _measured_in_turns(sides, rounds, precision, seed, stop)
     except BaseException:
@@ -220,8 +225,10 @@ class TimedSide:
         at_least: int,
         before_window: Callable[[], None] | None,
         loading: bool = False,
+        block_seconds: float = 0.0,
     ) -> None:
         self.before_window = before_window
+        self.block_seconds = block_seconds  # that a block takes at least, once it is warm
         self.clock = time.perf_counter
         self.device, self.at_least = device, at_least
         prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_COURSE)
@@ -293,6 +300,8 @@ class TimedSide:
             room = sys.maxsize if self.cyclic is None else max(1, self.cyclic.frequency - 1)
             self.repeats = ranks.broadcast_object(min(max(1, round(_SECONDS_PER_SYNCHRONISATION / window)), room))
         self.warm_up_seconds, self.warm_up_passes = self.clock() - began, self.position
+        wanted = min(self.block_seconds / max(steps[-1], 1e-9), _MOST_IN_BLOCK * self.boosted.window.n_steps)
+        self.at_least = ranks.broadcast_object(max(self.at_least, round(wanted)))
 
     def beginning(self, step: float) -> dict[str, Any]:
         """Return what a run's first steps take beyond later ones of ``step`` seconds, as fields of a `SpeedRatio`."""
