@@ -85,6 +85,23 @@ def test_fewer_threads_are_tried_beside_a_process_that_reads(data: str, beside: 
     assert chosen(tmp_path, choices, {}, make=Runner)[0] == {"runtime.data": data} | beside
 
 
+@pytest.mark.parametrize("alone", [0.7, 1.1])
+def test_a_process_that_reads_is_tried_before_the_layout_and_after_it(alone: float, tmp_path: Path) -> None:
+    """A layout that gains little by itself may gain nothing beside it, and the other way round."""
+    layout, data = "runtime.memory_format", "runtime.data"
+
+    class Runner(TimedRunner):
+        def ratio(self, leaves: Mapping[str, Any]) -> float:
+            reads, is_laid_out = leaves[data] == "prefetch", leaves[layout] == "channels_last"
+            both = 0.9 if alone < 1.0 else 0.5
+            return both if reads and is_laid_out else alone if reads else 0.95 if is_laid_out else 1.0
+
+    choices = f'"{data}" = ["prefetch"]\n{LAYOUTS}'
+    wanted = {data: "prefetch"} | ({layout: "channels_last"} if alone > 1.0 else {})
+    found = chosen(tmp_path, choices, {}, make=Runner)[0]
+    assert {path: value for path, value in found.items() if value != "contiguous"} == wanted
+
+
 LAYOUTS = '"runtime.memory_format" = ["contiguous", "channels_last"]'
 
 

@@ -26,7 +26,7 @@ _CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
 _BATCH_FACTORS = (1.0, 4.0)
 RUNTIME_SHARE = 0.2  # of the time, after which nothing more is timed
 _THREADS, _DATA = "runtime.threads", "runtime.data"
-_FIRST = (_THREADS, "runtime.cuda_graph")
+_FIRST = (_THREADS, _DATA, "runtime.cuda_graph")
 _LAST = ("runtime.cuda_graph", _DATA, "runtime.matmul_precision", "runtime.cudnn_benchmark")
 _OF_A_NETWORK = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a network may raise that is called with other batches, in another format or compiled."""
@@ -113,21 +113,24 @@ def _named(combinations: Sequence[Mapping[str, Any]], others: Sequence[Mapping[s
 def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
     """Yield the combinations of values of which one is chosen, in the order in which they are.
 
-    Threads hardly depend on the others, so they are chosen first. So are CUDA graphs, since a number format that only
-    adds kernels to launch is faster under them; where the format makes them worth it, they are chosen after it. The way
-    to read data, TF32 and cuDNN's benchmark add to what the others leave, each by itself; but what reads ahead needs a
-    core, so that fewer threads are tried beside it.
+    Threads hardly depend on the others, so they are chosen first. A process that reads ahead needs a core, so fewer
+    threads are tried beside it, and formats after both, since these pay otherwise with other threads. CUDA graphs come
+    before formats, too: one that only adds kernels to launch is faster under them. Where formats make reading ahead or
+    graphs worth it, they are chosen after them. Samples in memory, TF32 and cuDNN's benchmark add to what the others
+    leave, each by itself.
     """
 
     def combined(*paths: str) -> list[Mapping[str, Any]]:
         products = itertools.product(*(choices[path] for path in paths))
         return [dict(zip(paths, values, strict=True)) for values in products]
 
-    yield from (combined(path) for path in _FIRST if path in choices)
-    yield combined(*(path for path in choices if path not in (*_FIRST, *_LAST)))
-    for path in (path for path in _LAST if path in choices):
-        needs_core = path == _DATA and "prefetch" in choices[path] and _THREADS in choices
-        yield combined(path) + (combined(path, _THREADS) if needs_core else [])
+    reads_ahead = "prefetch" in choices.get(_DATA, ())
+    alone = {path: combined(path) for path in (*_FIRST, *_LAST) if path in choices}
+    if reads_ahead and _THREADS in choices:
+        alone[_DATA] += combined(_DATA, _THREADS)
+    yield from (alone[path] for path in _FIRST if path in alone and (path != _DATA or reads_ahead))
+    yield combined(*(path for path in choices if path not in alone))
+    yield from (alone[path] for path in _LAST if path in alone)
 
 
 class _RuntimeTiming:
