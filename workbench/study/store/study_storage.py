@@ -170,21 +170,19 @@ class StudyStorage(BaseStorage):
 
         While this process runs some, the others are read once a second at most.
         """
-        if self._held:
-            recent = self._recent
-            if study_id not in recent or time.monotonic() - recent[study_id][0] > FRESH_SECONDS:
-                recent[study_id] = time.monotonic(), self._read(study_id)
-            trials = map(self._as_it_stands, recent[study_id][1])
-            wanted = [one for one in trials if states is None or one.state in states]
-        else:
-            wanted = self._read(study_id, states)
+        recent, now = self._recent, time.monotonic()
+        read_at, trials = recent.get(study_id, (-math.inf, []))
+        if not self._held or now - read_at > FRESH_SECONDS:
+            recent[study_id] = now, (trials := self._read(study_id))
+        wanted = [one for one in map(self._as_it_stands, trials) if states is None or one.state in states]
         return copy.deepcopy(wanted) if deepcopy else wanted
 
     def _as_it_stands(self, trial: FrozenTrial) -> FrozenTrial:
         held = self._held.get(id_of(trial))
         return held.trial if held is not None and held.thread == threading.get_ident() else trial
 
-    def _read(self, study_id: int, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
+    def _read(self, study_id: int) -> list[FrozenTrial]:
+        # All of them, whichever are asked for: Optuna reads no more for it, and what was read answers the next request.
         def read(_again: bool) -> list[FrozenTrial]:
             with self._reading:
                 if study_id not in self._readers:
@@ -192,13 +190,11 @@ class StudyStorage(BaseStorage):
                     self._readers[study_id] = TrialReader(self._backend, name)
                 return self._readers[study_id].read()
 
-        # All of them, whichever are asked for: Optuna reads no more for it, and what was read answers the next request.
-        trials: list[FrozenTrial] = self._once_per_state(("trials", study_id), read)
-        return [one for one in trials if states is None or one.state in states]
+        return self._once_per_state(("trials", study_id), read)
 
     def running(self, study_id: int) -> list[RunningTrial]:
         """Return the running trials of a study, except those that this process holds."""
-        stored = self._read(study_id, [TrialState.RUNNING])
+        stored = (one for one in self._read(study_id) if one.state == TrialState.RUNNING)
         found = [RunningTrial(id_of(one), one.number, one.user_attrs.get(_MARK)) for one in stored]
         # A trial that ends while it is read has its old state and its new mark, which says how long it took.
         others = (one for one in found if not self._is_ours(one.trial_id, one.mark))
