@@ -152,10 +152,12 @@ def test_a_block_takes_long_enough_beside_what_reads_ahead(clock: FakeClock, ste
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("data", "rounds"), [("prefetch", 4), ("as_given", 12)])
-def test_longer_blocks_are_fewer(clock: FakeClock, data: str, rounds: int) -> None:
+@pytest.mark.parametrize(
+    ("data", "loading", "rounds"), [("prefetch", True, 4), ("prefetch", False, 12), ("as_given", True, 12)]
+)
+def test_longer_blocks_are_fewer(clock: FakeClock, data: str, loading: bool, rounds: int) -> None:
     candidate = PLAIN.with_values({"runtime.data": data})
-    measured = measure(timed_task(clock, lambda n: 1.0), PLAIN, candidate, rounds=12, loading=True)
+    measured = measure(timed_task(clock, lambda n: 1.0), PLAIN, candidate, rounds=12, loading=loading)
     assert measured.rounds == rounds
 
 

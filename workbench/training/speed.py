@@ -235,7 +235,7 @@ class TimedSide:
         self.boosted, self.task = prepared.boosted, prepared.task
         self._compiles = prepared.plan.config.part(RuntimeSection).compile != "off"
         # What reads ahead rests while the other side trains: it would read for nothing, on a core that is needed there.
-        self._turn = reading_turn() if prepared.reading == "prefetch" else None
+        self._turn = reading_turn() if loading and prepared.reading == "prefetch" else None
         stream = prepared.batches(seed, self._turn)
         distinct, seconds = self._loaded(stream, _DISTINCT_BATCHES)
         self._reading_seconds, self._epoch = 0.0, 0
