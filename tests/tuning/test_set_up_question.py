@@ -25,6 +25,7 @@ from workbench.study.ask.set_up_question import SetUpQuestion, ask
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
 from workbench.study.ask.task_study import begin_study, folder_of, threads_and_places
 from workbench.study.errors import StudyError
+from workbench.study.run.places import idle_places
 from workbench.study.run.warm_up import NO_WARM_UP
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
@@ -134,6 +135,17 @@ def test_a_run_whose_batches_are_read_ahead_has_a_core_for_it(
     monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(idle_cores=lambda: float(cores)))
     look = replace(LOOK, threads=2, step_seconds=0.01, fewer_threads={1: 0.0101}, reading=reading)
     assert threads_and_places(look, "cpu", jobs=None) == expected
+
+
+@pytest.mark.parametrize(("reading", "places"), [("prefetch", 1), ("resident", 2)])
+def test_a_search_leaves_a_core_to_what_may_read_ahead(
+    reading: str, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: 2)
+    monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(idle_cores=lambda: 2.0))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    file = parse_study(asked(replace(LOOK, reading=reading)).text)
+    assert idle_places(file, None) == places
 
 
 @pytest.mark.parametrize(("jobs", "expected"), [(None, (2, 4)), (4, (2, 4)), (1, (2, 1))])

@@ -136,19 +136,20 @@ def places_to_train(device: str, threads: int | None = None) -> int:
     return max(1, usable_cores() // (threads or torch.get_num_threads()))
 
 
-def idle_places_to_train(device: str, threads: int | None = None, seconds: float = math.inf) -> int:
+def idle_places_to_train(device: str, threads: int | None = None, seconds: float = math.inf, *, beside: int = 0) -> int:
     """Return how many of the `places_to_train` nothing else uses at this moment, for so many seconds; at least 1.
 
     In less than a minute a process hardly begins to train. A CPU's cores count, at most four places, each with memory
-    for as much as this process has taken and as much again. Accelerators do not: who else may want a second one is not
-    known here.
+    for as much as this process has taken and as much again, and with so many cores ``beside`` those of its threads.
+    Accelerators do not: who else may want a second one is not known here.
     """
+    threads = (threads or torch.get_num_threads()) + beside
     number = min(places_to_train(device, threads), _MOST_IDLE_PLACES)
     if number == 1 or seconds < _WORTH_STARTING or (device != "cpu" and _accelerator() is not None):
         return 1
     idle = round(other_work_now().idle_cores())
     memory = free_host_memory() // (2 * psutil.Process().memory_info().rss)
-    return max(1, min(number, idle // (threads or torch.get_num_threads()), int(memory)))
+    return max(1, min(number, idle // threads, int(memory)))
 
 
 def free_host_memory() -> float:

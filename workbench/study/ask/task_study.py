@@ -111,11 +111,11 @@ def threads_and_places(
     """
     from workbench.core import devices
 
-    reading = 1 if look.reading == "prefetch" and look.device == "cpu" else 0
+    beside = 1 if look.reading == "prefetch" else 0
 
     def places(threads: int) -> int:
         if jobs is None:
-            return devices.idle_places_to_train(device, threads + reading, seconds)
+            return devices.idle_places_to_train(device, threads, seconds, beside=beside)
         return min(jobs, devices.places_to_train(device, threads))
 
     times = {look.threads: look.step_seconds, **look.fewer_threads}

@@ -70,10 +70,11 @@ def search_at(places: Sequence[Place], search: Search, on_poll: Callable[[], Non
 
 
 def idle_places(file: StudyFile, limit: float | None) -> int:
-    """Return for how many runs at a time there are idle cores, in ``limit`` seconds."""
+    """Return for how many runs at a time there are idle cores, in ``limit`` seconds; one more each where one reads."""
     from workbench.core import devices  # here: it imports torch
 
-    return devices.idle_places_to_train(file.study.device, seconds=math.inf if limit is None else limit)
+    beside = 1 if "prefetch" in file.set_up.runtime.get("runtime.data", ()) else 0
+    return devices.idle_places_to_train(file.study.device, seconds=math.inf if limit is None else limit, beside=beside)
 
 
 def about_places(file: StudyFile, asked: int | None, jobs: int, *, in_file: bool) -> str:
