@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -18,29 +17,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tests.kit.equal_batches import assert_equal_batches
+from tests.tasks.rows import LABELS, ROWS, Noisy, loader
 from workbench.methods.batch.own_collate import Uncollated
 from workbench.tasks import read_ahead as reading_ahead
 from workbench.tasks.batches import ShuffledBatches, endless_batches
 from workbench.tasks.read_ahead import loader_ahead, read_ahead, reading_turn, why_not_ahead
-
-ROWS = torch.arange(22.0).reshape(11, 2)
-LABELS = torch.arange(11)
-
-
-class Noisy(Dataset[Tensor]):
-    """Draws from all three global generators."""
-
-    def __len__(self) -> int:
-        return 11
-
-    def __getitem__(self, index: int) -> Tensor:
-        drawn = torch.rand(()), np.random.random(), random.random()  # noqa: NPY002
-        return torch.tensor([index, *drawn])
-
-
-def loader(**options: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(ROWS, LABELS), batch_size=3, **options)
-
 
 PREFETCHED: dict[str, Callable[[], Any]] = {
     "held": lambda: ShuffledBatches(11, 3, 5, lambda held, i: (held[0][i], held[1][i]), held=(ROWS, LABELS)),

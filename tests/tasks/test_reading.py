@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from tests.kit.equal_batches import assert_equal_batches
+from tests.tasks.rows import LABELS, ROWS, Noisy, loader
 from workbench.tasks import load_task
 from workbench.tasks.batches import ShuffledBatches, endless_batches
 from workbench.tasks.reading import quicker_reading, resident
 
 CPU = torch.device("cpu")
-ROWS = torch.arange(22.0).reshape(11, 2)
-LABELS = torch.arange(11)
-
-
-class Noisy(Dataset[Tensor]):
-    """Draws from all three global generators."""
-
-    def __len__(self) -> int:
-        return 11
-
-    def __getitem__(self, index: int) -> Tensor:
-        drawn = torch.rand(()), np.random.random(), random.random()  # noqa: NPY002
-        return torch.tensor([index, *drawn])
-
-
-def loader(**options: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(ROWS, LABELS), batch_size=3, **options)
-
-
 SOURCES: dict[str, Callable[[], Any]] = {
     "list": lambda: [(ROWS[:4], LABELS[:4]), (ROWS[4:], LABELS[4:])],
     "held": lambda: ShuffledBatches(11, 3, 5, lambda held, i: (held[0][i], held[1][i]), held=(ROWS, LABELS)),

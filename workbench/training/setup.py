@@ -50,7 +50,7 @@ class Prepared:
     def batches(self, seed: int, turn: Lock | None = None) -> Iterator[Any]:
         """Yield the batches of the forward passes, on the model's device; they never end.
 
-        Whoever holds ``turn`` keeps them from being read ahead.
+        Reading ahead pauses while ``turn`` is held.
         """
         # A task that asks whether to stop would no longer ask with another source.
         device, batches = self.boosted.device, replace(self.task, train=self.train).batches(seed)
