@@ -185,7 +185,8 @@ def test_what_reads_ahead_rests_while_the_other_side_trains() -> None:
     n_before = int(n_read)
     time.sleep(0.3)
     assert int(n_read) == n_before
-    side.block()
+    for _ in range(8):  # a busy machine may have let it read ahead before it rested
+        side.block()
     assert int(n_read) > n_before
 
 
