@@ -135,7 +135,7 @@ def test_from_a_model_in_memory_to_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(devices, "places_to_train", lambda *_: 2)
+    monkeypatch.setattr(devices, "places_to_train", lambda *_, **__: 2)
     monkeypatch.setattr(OtherWork, "sentence", lambda *_: "")
     model = SmallNet()
     weights = model[0].weight.detach().clone()

@@ -180,7 +180,8 @@ def look(
     dataset: Dataset[Any], *, step_seconds: float = 1e-6, epochs: float = 10.0, workers: int = 0
 ) -> tuple[str, str]:
     source = DataLoader(dataset, batch_size=4, num_workers=workers)
-    return quicker_reading(source, 0, CPU, batch_size=4, step_seconds=step_seconds, epochs=epochs)
+    found = quicker_reading(source, 0, CPU, batch_size=4, step_seconds=step_seconds, epochs=epochs)
+    return found.data, found.not_kept
 
 
 def test_keeping_is_worth_it_where_reading_takes_a_part_of_a_step_in_several_epochs() -> None:

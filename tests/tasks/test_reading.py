@@ -14,7 +14,7 @@ from tests.kit.equal_batches import assert_equal_batches
 from tests.tasks.rows import LABELS, ROWS, Noisy, loader
 from workbench.tasks import load_task
 from workbench.tasks.batches import ShuffledBatches, endless_batches
-from workbench.tasks.reading import quicker_reading, resident
+from workbench.tasks.reading import Reading, quicker_reading, resident
 
 CPU = torch.device("cpu")
 SOURCES: dict[str, Callable[[], Any]] = {
@@ -82,4 +82,4 @@ def test_built_in_tasks_can_be_resident(name: str) -> None:
 )
 def test_memory_gains_where_samples_are_picked_one_by_one_or_travel(source: Any, device: str, gains: bool) -> None:
     found = quicker_reading(source, 0, torch.device(device), batch_size=2, step_seconds=1.0, epochs=9.0)
-    assert found == ("resident" if gains else "as_given", "")
+    assert found == Reading("resident" if gains else "as_given")

@@ -25,7 +25,6 @@ from workbench.study.ask.set_up_question import SetUpQuestion, ask
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
 from workbench.study.ask.task_study import begin_study, folder_of, threads_and_places
 from workbench.study.errors import StudyError
-from workbench.study.run.places import idle_places
 from workbench.study.run.warm_up import NO_WARM_UP
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
@@ -126,26 +125,24 @@ def test_a_run_has_as_few_threads_as_are_about_enough_where_more_runs_then_go_at
 
 
 @pytest.mark.parametrize(
-    ("reading", "cores", "expected"), [("prefetch", 2, (1, 1)), ("resident", 2, (1, 2)), ("prefetch", 4, (1, 2))]
+    ("reading", "busy", "cores", "expected"),
+    [
+        ("prefetch", None, 2, (1, 1)),
+        ("prefetch", None, 4, (1, 2)),
+        ("resident", 2, 2, (1, 2)),
+        ("as_given", 2, 4, (1, 1)),
+        ("as_given", 2, 6, (1, 2)),
+    ],
 )
-def test_a_run_whose_batches_are_read_ahead_has_a_core_for_it(
-    reading: str, cores: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+def test_a_run_has_cores_for_what_reads_beside_it(
+    reading: str, busy: int | None, cores: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "usable_cores", lambda: cores)
     monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(idle_cores=lambda: float(cores)))
-    look = replace(LOOK, threads=2, step_seconds=0.01, fewer_threads={1: 0.0101}, reading=reading)
-    assert threads_and_places(look, "cpu", jobs=None) == expected
-
-
-@pytest.mark.parametrize(("reading", "places"), [("prefetch", 1), ("resident", 2)])
-def test_a_search_leaves_a_core_to_what_may_read_ahead(
-    reading: str, places: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "usable_cores", lambda: 2)
-    monkeypatch.setattr(devices, "other_work_now", lambda: SimpleNamespace(idle_cores=lambda: 2.0))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    file = parse_study(asked(replace(LOOK, reading=reading)).text)
-    assert idle_places(file, None) == places
+    seen = {"threads": 2, "step_seconds": 0.01, "fewer_threads": {1: 0.0101}}
+    look = replace(LOOK, **seen, reading=reading, reading_cores=busy)
+    assert threads_and_places(look, "cpu", jobs=None) == threads_and_places(look, "cpu", jobs=9) == expected
+    assert parse_study(asked(look).text).study.reading_cores == busy
 
 
 @pytest.mark.parametrize(("jobs", "expected"), [(None, (2, 4)), (4, (2, 4)), (1, (2, 1))])

@@ -30,9 +30,9 @@ from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
-from workbench.study.run.places import about_places
 from workbench.study.run.process_trainer import ProcessCrew, ProcessTrainer
 from workbench.study.run.progress import TuneProgress
+from workbench.study.run.room import AnyRoom, Room
 from workbench.study.run.runner import Limits, LostTrialError, StoppableExperimenter
 from workbench.study.run.side_by_side import train_rounds
 from workbench.study.set_up.tuned_plain import PLAIN
@@ -113,7 +113,10 @@ class OutOfMemoryError(RuntimeError):
 
 
 class Mortal(FakeRunner):
-    """Dies of seed 13 once, as if killed by the system, and of seed 14 each time; fails with seed 15."""
+    """Dies of seed 13 once, as if killed by the system, and of seed 14 each time; fails with seed 15.
+
+    With seed 16 it notes how a process of its own would begin.
+    """
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
         if not isinstance(job, TrainJob):
@@ -123,6 +126,8 @@ class Mortal(FakeRunner):
             os.kill(os.getpid(), signal.SIGKILL)
         if job.seed == 15:
             raise OutOfMemoryError("device", 3)
+        if job.seed == 16:
+            self.log(f"begins by {multiprocessing.get_start_method()}")
         return super().run(job, monitor)
 
 
@@ -134,9 +139,10 @@ def make_mortal(file: StudyFile, directory: Path) -> FakeRunner:
 def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path) -> None:
     write_study(tmp_path, SHORT)
     here = FakeRunner(tmp_path)
-    with ProcessCrew(read_study(tmp_path), tmp_path, 2, make_mortal, here) as crew:
+    with ProcessCrew(AnyRoom(2), tmp_path, make_mortal, here) as crew:
         trainer, other = crew.trainers()
-        assert crew.experimenter is trainer
+        assert crew.experimenter.run(job(3)).to_json() == here.run(job(3)).to_json()
+        assert calls(tmp_path)[-1] != f"process {os.getpid()} 3"
         # The start of the processes is no part of the time of the run that waits for it.
         assert StoppableExperimenter(trainer, Limits()).run(job(3)).to_json() == here.run(job(3)).to_json()
         assert trainer.run(job(13)).to_json() == here.run(job(13)).to_json()
@@ -148,6 +154,8 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
         with pytest.raises(StudyStoppedError):
             StoppableExperimenter(trainer, Limits(lambda: next(asked))).run(replace(job(4), steps=10_000))
         assert trainer.run(job(5)).to_json() == here.run(job(5)).to_json()  # the stop was that run's alone
+        trainer.run(job(16))
+        assert f"begins by {multiprocessing.get_start_method()}" in calls(tmp_path)
         assert isinstance(trainer, ProcessTrainer)
         assert isinstance(other, ProcessTrainer)
         processes = [trainer.process, other.process]
@@ -158,11 +166,12 @@ IS_KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.kit.fake_runner import FakeRunner
-from tests.tuning.test_side_by_side import job, make_mortal, read_study
+from tests.tuning.test_side_by_side import job, make_mortal
 from workbench.study.run.process_trainer import ProcessCrew
+from workbench.study.run.room import AnyRoom
 
 folder = Path(sys.argv[1])
-with ProcessCrew(read_study(folder), folder, 2, make_mortal, FakeRunner(folder)) as crew:
+with ProcessCrew(AnyRoom(2), folder, make_mortal, FakeRunner(folder)) as crew:
     trainer, _ = crew.trainers()
     trainer.run(job(3))
     trainer._connection.send((job(4), False))
@@ -195,7 +204,7 @@ def test_ctrl_c_while_the_processes_begin_ends_those_that_have(tmp_path: Path, m
     monkeypatch.setattr(BaseProcess, "start", start)
     with (
         pytest.raises(KeyboardInterrupt),
-        ProcessCrew(read_study(folder), folder, 2, make_mortal, FakeRunner(folder)) as crew,
+        ProcessCrew(AnyRoom(2), folder, make_mortal, FakeRunner(folder)) as crew,
     ):
         crew.trainers()[0].run(job(3))
     assert [one.is_alive() for one in begun] == [False, False]
@@ -300,7 +309,10 @@ def test_the_baseline_and_tuned_plain_of_a_set_up_train_in_all_processes(tmp_pat
 def test_how_many_are_trained_at_a_time_is_told_to_whoever_asks_wherever_they_ask(
     asked: int | None, jobs: int, in_file: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "places_to_train", lambda _: 4)
-    sentence = about_places(read_study(write(tmp_path)), asked, jobs, in_file=in_file)
+    monkeypatch.setattr(devices, "places_to_train", lambda *_, **__: 4)
+    monkeypatch.setattr(devices, "idle_places_to_train", lambda *_, **__: 2)
+    room = Room(read_study(write(tmp_path)), asked)
+    assert room.in_search() == jobs
+    sentence = room.sentence(in_file=in_file)
     assert sentence.startswith(told)
     assert bool(sentence) == bool(told)

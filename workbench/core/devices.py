@@ -124,16 +124,16 @@ def kept_threads() -> Iterator[None]:
         use_threads(before)
 
 
-def places_to_train(device: str, threads: int | None = None) -> int:
+def places_to_train(device: str, threads: int | None = None, *, beside: int = 0) -> int:
     """Return in how many processes a training on a device, named as in a study, runs as it does in this one.
 
-    On a CPU that is as many as have cores for ``threads``, by default as many as torch has here; of accelerators there
-    is one for each.
+    On a CPU that is as many as have cores for ``threads``, by default as many as torch has here, and so many ``beside``
+    them for what reads; of accelerators there is one for each.
     """
     n_accelerators = torch.accelerator.device_count() if device != "cpu" and _accelerator() is not None else 0
     if n_accelerators:
         return 1 if ":" in device else n_accelerators
-    return max(1, usable_cores() // (threads or torch.get_num_threads()))
+    return max(1, usable_cores() // ((threads or torch.get_num_threads()) + beside))
 
 
 def idle_places_to_train(device: str, threads: int | None = None, seconds: float = math.inf, *, beside: int = 0) -> int:
@@ -143,13 +143,12 @@ def idle_places_to_train(device: str, threads: int | None = None, seconds: float
     for as much as this process has taken and as much again, and with so many cores ``beside`` those of its threads.
     Accelerators do not: who else may want a second one is not known here.
     """
-    threads = (threads or torch.get_num_threads()) + beside
-    number = min(places_to_train(device, threads), _MOST_IDLE_PLACES)
+    number = min(places_to_train(device, threads, beside=beside), _MOST_IDLE_PLACES)
     if number == 1 or seconds < _WORTH_STARTING or (device != "cpu" and _accelerator() is not None):
         return 1
     idle = round(other_work_now().idle_cores())
     memory = free_host_memory() // (2 * psutil.Process().memory_info().rss)
-    return max(1, min(number, idle // threads, int(memory)))
+    return max(1, min(number, idle // ((threads or torch.get_num_threads()) + beside), int(memory)))
 
 
 def free_host_memory() -> float:

@@ -9,6 +9,7 @@ import functools
 import itertools
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -64,45 +65,69 @@ def resident(source: Any, device: torch.device) -> Any:
         return source
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How batches may be read faster than their source does."""
+
+    data: Literal["as_given", "resident", "prefetch"] = "as_given"  # a value of `runtime.data`
+    not_kept: str = ""  # why samples are not kept in memory where that might help, a sentence; else empty
+    cores: int | None = None  # that worker processes keep busy today; None where there are none
+
+
 def quicker_reading(
     source: Any, seed: int, device: torch.device, *, batch_size: int, step_seconds: float, epochs: float
-) -> tuple[Literal["as_given", "resident", "prefetch"], str]:
-    """Return how batches may be read faster than the source does, and a sentence where `resident` is left out.
+) -> Reading:
+    """Return how batches may be read faster than the source does.
 
     `resident` makes batches otherwise than the source where that picks samples one by one, or holds them on the host.
     Samples that have to be read must take a good part of a step, and be read again in a training of so many ``epochs``.
     Those that cannot be kept may be read ahead, by a loader that does not do so yet.
     """
-    once = opened_once(source)
-    opened = source if once is None else once(seed)
+    opened = _opened(source, seed)
     if not is_plain(opened):
         is_held = isinstance(opened, list | tuple) or (isinstance(opened, ShuffledBatches) and opened.held is not None)
-        return "resident" if device.type != "cpu" and is_held else "as_given", ""
-    if _tensors_of(opened) is not None:
-        return "resident", ""
-    # Elsewhere than on a CPU worker processes take no core from the training.
-    at_a_time = 1 if device.type == "cpu" else max(opened.num_workers, 1)
+        return Reading("resident" if device.type != "cpu" and is_held else "as_given")
+    workers: int = opened.num_workers
+    are_rows = _tensors_of(opened) is not None
+    if are_rows and not workers:
+        return Reading("resident")
     try:
         per_sample, why_not = look_at_reading(opened)
-        seconds = per_sample * batch_size / at_a_time
+        share = per_sample * batch_size / step_seconds
+        cores = min(workers, round(share)) if workers else None
         if epochs < _FEWEST_EPOCHS:
             why_not = "most are read once in a training"
     except NotKeptError as why:
-        seconds, why_not = 0.0 if opened.num_workers else _batch_seconds(opened), str(why)
-    share = seconds / step_seconds
+        share, cores, why_not = 0.0 if workers else _batch_seconds(opened) / step_seconds, workers or None, str(why)
+    if are_rows:
+        return Reading("resident", cores=cores)
+    if device.type != "cpu" and workers:  # which take no core from the training
+        share /= workers
     if share < _WORTH_READING:
-        return "as_given", ""
+        return Reading(cores=cores)
     if not why_not:
-        return "resident", ""
-    if opened.num_workers:  # which read ahead
-        return "as_given", ""
+        return Reading("resident", cores=cores)
+    if workers:  # which read ahead
+        return Reading(cores=cores)
     takes = f"Reading them takes about {min(100 * share, 100):.0f} % of a step"
     sentence = f"Samples kept in memory are left out, because {why_not}. {takes}"
     if device.type == "cpu" and share < _WORTH_A_CORE:
-        return "as_given", f"{sentence}."
+        return Reading(not_kept=f"{sentence}.")
     if not (why_not := why_not_ahead(opened)):
-        return "prefetch", f"{sentence}, so a process that reads ahead is tried."
-    return "as_given", f"{sentence}, which `num_workers` of the loader may hide; that is not tried, because {why_not}."
+        return Reading("prefetch", f"{sentence}, so a process that reads ahead is tried.")
+    may_hide = f"which `num_workers` of the loader may hide; that is not tried, because {why_not}"
+    return Reading(not_kept=f"{sentence}, {may_hide}.")
+
+
+def worker_processes(source: Any) -> int:
+    """Return how many processes read what a source gives; 0 where that is not known."""
+    opened = _opened(source, 0)
+    return opened.num_workers if is_plain(opened) else 0
+
+
+def _opened(source: Any, seed: int) -> Any:
+    once = opened_once(source)
+    return source if once is None else once(seed)
 
 
 def _batch_seconds(loader: DataLoader[Any]) -> float:

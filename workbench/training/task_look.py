@@ -75,6 +75,7 @@ class TaskLook:
     step_seconds: float
     evaluation_seconds: float
     fewer_threads: Mapping[int, float] = field(default_factory=dict)  # and a step's seconds where they are about enough
+    reading_cores: int | None = None  # that a loader's worker processes keep busy beside; None where there are none
     not_kept: str = ""  # why samples are not kept in memory where that might help, a sentence; else empty
     compared: str = ""  # which items of a batch the metric compares, a sentence; empty where that is unambiguous
     falls_early: str = ""  # where the schedule ends long before the run, a sentence; empty where it does not
@@ -106,7 +107,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         scheduler = task.new_scheduler(optimizer, steps)
         n_batches = epoch_batches(task, seed)
         step_seconds = by_threads.pop(threads)
-        reading, not_kept = quicker_reading(
+        reading = quicker_reading(
             task.train,
             seed,
             device,
@@ -129,12 +130,13 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             network=network,
             fast_bfloat16=devices.has_fast_bfloat16(device),
             device=device.type,
-            reading=reading,
+            reading=reading.data,
             threads=threads,
             step_seconds=step_seconds,
             evaluation_seconds=evaluation_seconds,
             fewer_threads=by_threads,
-            not_kept=not_kept,
+            not_kept=reading.not_kept,
+            reading_cores=reading.cores,
             compared=task.what_is_compared(next(iter(task.evaluation_batches(seed)))),
             falls_early=_falls_early(course),
             counted=counted,

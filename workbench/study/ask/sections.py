@@ -63,6 +63,13 @@ class StudySection(Part):
         "Per training process; small networks train fastest with one. Unset leaves it to torch: all cores.",
         ge=1,
     )
+    reading_cores: int | None = described(
+        None,
+        "Cores that read",
+        "Kept busy by the worker processes of the task's loader, and left to them when several runs are trained at a "
+        "time. Unset takes one for each.",
+        ge=0,
+    )
     ranks: int = described(
         1, "Ranks", "Processes that train every run together, those of O0 included.", unit="processes", ge=1
     )

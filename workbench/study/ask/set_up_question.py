@@ -126,6 +126,7 @@ def ask(
     run_seconds = horizon * look.step_seconds + look.evaluation_seconds
     is_long = horizon < room.sixteenth
     asked = (_for_steps if is_long else _for_set_ups)(room, horizon, left_out)
+    cores = {"threads": threads, "reading_cores": look.reading_cores}
     study: dict[str, Any] = {
         "task": spec,
         "seed": 0,
@@ -133,7 +134,7 @@ def ask(
         "timeout_seconds": round(60 * minutes, 1),
     }
     sections: dict[str, Mapping[str, Any]] = {
-        "study": {**study, **asked.pop("study"), **({} if threads is None else {"threads": threads})},
+        "study": {**study, **asked.pop("study"), **{key: value for key, value in cores.items() if value is not None}},
         "allowed_drop": {} if allowed_drop is None else {"o1": allowed_drop},
         **asked,
         "pruner": {"name": "none"},

@@ -47,7 +47,7 @@ from workbench.study.sample.sampling import check_sampler, make_pruner
 # Keys, and sections as a whole, that say when to end, where to begin and what to do with the trials there are: they may
 # be edited while the study goes on, and are not part of the question (`asked`).
 CANNOT_CHANGE_A_TRIAL = (
-    *(f"study.{key}" for key in ("name", "n_trials", "timeout_seconds", "device_hours", "patience")),
+    *(f"study.{key}" for key in ("name", "n_trials", "timeout_seconds", "reading_cores", "device_hours", "patience")),
     *("confirm", "speed", "warm_start"),
 )
 _WARM_UP_SHARE = 4  # a warm-up whose length the file leaves open takes a quarter of the budget

@@ -107,16 +107,16 @@ def threads_and_places(
 
     ``jobs`` are the processes that are asked for; None is as many as have idle cores for so many seconds. As many runs
     as possible are trained at a time, each with the fewest threads whose step takes about as long as the quickest, and
-    with a core for what may read ahead.
+    with cores for what reads beside it.
     """
     from workbench.core import devices
 
-    beside = 1 if look.reading == "prefetch" else 0
+    beside = {"resident": 0, "prefetch": 1}.get(look.reading, look.reading_cores or 0)
 
     def places(threads: int) -> int:
         if jobs is None:
             return devices.idle_places_to_train(device, threads, seconds, beside=beside)
-        return min(jobs, devices.places_to_train(device, threads))
+        return min(jobs, devices.places_to_train(device, threads, beside=beside))
 
     times = {look.threads: look.step_seconds, **look.fewer_threads}
     room = {threads: places(threads) for threads in times}

@@ -115,6 +115,12 @@ class TaskExperimenter:
         found = collect_environment(device=device, data_hash=self.data_hash, task=self._task.name)
         return {**found, "world_size": ranks.world_size(), "sources": task_sources(self._task)}
 
+    def worker_processes(self) -> int:
+        """Return how many processes read the training batches."""
+        from workbench.tasks.reading import worker_processes
+
+        return worker_processes(self._task.train)
+
     def network_facts(self) -> NetworkFacts:
         """Measure on a fresh copy of the network what the methods will find there."""
         from workbench.training.task_look import network_facts

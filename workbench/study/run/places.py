@@ -8,14 +8,12 @@ trial whose place dies again and again has failed.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.runner import Experimenter, Limits, StoppableExperimenter
 from workbench.study.run.searching import Search
@@ -67,31 +65,3 @@ def search_at(places: Sequence[Place], search: Search, on_poll: Callable[[], Non
                     place.close()
     for one in searches:
         one.result()
-
-
-def idle_places(file: StudyFile, limit: float | None) -> int:
-    """Return for how many runs at a time there are idle cores, in ``limit`` seconds; one more each where one reads."""
-    from workbench.core import devices  # here: it imports torch
-
-    beside = 1 if "prefetch" in file.set_up.runtime.get("runtime.data", ()) else 0
-    return devices.idle_places_to_train(file.study.device, seconds=math.inf if limit is None else limit, beside=beside)
-
-
-def about_places(file: StudyFile, asked: int | None, jobs: int, *, in_file: bool) -> str:
-    """Return a sentence where idle cores were taken unasked, or more runs could be trained at a time than are.
-
-    ``in_file``: the task is in a file, where other processes find it, too.
-    """
-    from workbench.core import devices
-
-    if asked is None and jobs > 1:
-        return f"Trains {jobs} runs at a time, on cores that were idle; {_asking_for(1)} trains one."
-    number = devices.places_to_train(file.study.device)
-    if number <= jobs:
-        return ""
-    how = f"{_asking_for(number)} uses it" if in_file else "a task in a file (my_task.py:task) could use it"
-    return f"There is room to train {number} runs at a time here; {how}."
-
-
-def _asking_for(jobs: int) -> str:
-    return f"--jobs {jobs} (jobs={jobs} in Python, Workers in the Tune tab)"

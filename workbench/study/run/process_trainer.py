@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
@@ -25,10 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from workbench.core.process_identity import has_ended, identity, machine
-from workbench.study.ask.study_file import StudyFile, read_study
+from workbench.study.ask.study_file import read_study
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, RunStep
 from workbench.study.run.places import SECONDS_TO_END, Place, search_at
+from workbench.study.run.room import AnyRoom, Room
 from workbench.study.run.runner import Experimenter, LostTrialError, end_if_asked
 from workbench.study.run.searching import Search
 
@@ -45,65 +47,82 @@ _PRELOADED = ("torch._dynamo", "workbench.training.run")  # else seconds for eac
 class ProcessCrew:
     """Processes of this machine for the runs of a study; they begin with the first run and end with the block.
 
-    They train everything where each trains as this process would (`devices.places_to_train`). Where each has fewer
-    threads, or shares an accelerator, they are there for the search alone, and the rest is trained by ``here``.
+    As many train side by side as there is ``room`` for. Where a search has room for more than there is for runs of the
+    task as given, it has processes of its own meanwhile. A process alone is this one, which trains ``here``.
     """
 
     def __init__(
-        self, file: StudyFile, directory: Path, jobs: int, make: MakeExperimenter | None, here: Experimenter
+        self, room: Room | AnyRoom, directory: Path, make: MakeExperimenter | None, here: Experimenter
     ) -> None:
-        asked = (directory, make, jobs, {"machine": machine(), **identity(os.getpid())})
-        places = range(jobs if jobs > 1 else 0)
-        self._processes = [ProcessTrainer((place, *asked), self._wait_until_loaded) for place in places]
-        self._loading, self._have_loaded = threading.Lock(), False
+        self.room = room
+        self._here, self._asked = here, (directory, make)
         # It begins and ends them, one after the other: an exception, as Ctrl-C is one, would leave half a process.
         self._thread = ThreadPoolExecutor(1, "crew", _keep_ctrl_c_out)
-        n_alike = len(places)
-        if make is None and n_alike:  # a fake needs no torch
-            from workbench.core import devices
-
-            n_alike = min(n_alike, devices.places_to_train(file.study.device))
-        self._trainers = self._processes[:n_alike] if n_alike > 1 else []
-        self.experimenter: Experimenter = self._trainers[0] if self._trainers else here
+        self._groups = dict[int, _Group]()  # by size; of one at a time the processes live
 
     def __enter__(self) -> Self:
-        if self._processes:
-            self._thread.submit(bool).result()  # start the thread: shutdown() misses one interrupted in its start
+        self._thread.submit(bool).result()  # start the thread: shutdown() misses one interrupted in its start
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._group_of(0)
         self._thread.shutdown()
+
+    @property
+    def experimenter(self) -> Experimenter:
+        """What trains alone."""
+        return self
+
+    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
+        """Run a job in the first process, or here."""
+        trainers = self.trainers()
+        return (trainers[0] if trainers else self._here).run(job, monitor)
 
     def trainers(self) -> Sequence[Experimenter]:
         """Return those that train side by side as `experimenter` does alone; none where it is the only one."""
-        return self._trainers
+        return self._group_of(self.room.alike()).processes
 
     def search(self, search: Search, on_poll: Callable[[], None]) -> None:
-        """Go on with a search in all processes, as `search_at` does."""
-        if self._processes:
-            try:
-                search_at([Place(one, one.close) for one in self._processes], search, on_poll)
-            finally:
-                if not self._trainers:
-                    self._end()
+        """Go on with a search in all processes that there is room for, as `search_at` does."""
+        group = self._group_of(self.room.in_search())
+        if group.processes:
+            search_at([Place(one, one.close) for one in group.processes], search, on_poll)
+        self.trainers()  # what only a search has room for ends
+
+    def _group_of(self, n_processes: int) -> _Group:
+        """Return so many processes, none for one; those of another group end."""
+        size = n_processes if n_processes > 1 else 0
+        for other in self._groups:
+            if other != size:
+                self._groups[other].end()
+        return self._groups.setdefault(size, _Group(size, self._asked, self._thread))
+
+
+class _Group:
+    """Processes that begin together; ``thread`` begins and ends them."""
+
+    def __init__(self, n_processes: int, asked: tuple[Any, ...], thread: ThreadPoolExecutor) -> None:
+        asked = (*asked, n_processes, {"machine": machine(), **identity(os.getpid())})
+        self.processes = [ProcessTrainer((place, *asked), self._wait_until_loaded) for place in range(n_processes)]
+        self._thread, self._loading, self._have_loaded = thread, threading.Lock(), False
 
     def _wait_until_loaded(self, stop: Callable[[], bool] | None) -> None:
         """Begin all processes and wait for them, once: what is timed while others load would be false."""
         with self._loading:
             if self._have_loaded:
                 return
-            begun = [self._thread.submit(one.begin) for one in self._processes]
-            while not all(one.done() for one in begun) or any(one.is_loading() for one in self._processes):
+            begun = [self._thread.submit(one.begin) for one in self.processes]
+            while not all(one.done() for one in begun) or any(one.is_loading() for one in self.processes):
                 end_if_asked(stop)
                 time.sleep(_POLL_SECONDS)
             for one in begun:
                 one.result()
             self._have_loaded = True
 
-    def _end(self) -> None:
-        if self._processes:
-            self._thread.submit(lambda: _end([one.process for one in self._processes if one.process])).result()
+    def end(self) -> None:
+        """End the processes; the next job of one begins them again."""
+        if self.processes:
+            self._thread.submit(lambda: _end([one.process for one in self.processes if one.process])).result()
         self._have_loaded = False
 
 
@@ -128,7 +147,8 @@ class ProcessTrainer:
             self._connection, theirs = self._context.Pipe()
             # Not events: their locks outlive a command that is killed, and a process that is killed may hold one.
             self._stop, self._loaded = (self._context.RawValue(ctypes.c_bool, False) for _ in range(2))
-            asked = (theirs, self._stop, self._loaded, dict(os.environ), *self._asked)
+            as_here = (dict(os.environ), multiprocessing.get_start_method())
+            asked = (theirs, self._stop, self._loaded, *as_here, *self._asked)
             process = self._context.Process(target=_serve, args=asked)
             process.start()
             theirs.close()
@@ -231,6 +251,7 @@ def _serve(
     stop: ctypes.c_bool,
     loaded: ctypes.c_bool,
     environment: Mapping[str, str],
+    start_method: str,
     place: int,
     directory: Path,
     make: MakeExperimenter | None,
@@ -241,6 +262,9 @@ def _serve(
     threading.Thread(target=_end_with, args=(asker,), name="parent watch", daemon=True).start()
     os.environ.clear()  # it is that of the fork server, from when that was started
     os.environ.update(environment)
+    # It would be that of this process: a loader's workers would each load torch, in each epoch anew.
+    multiprocessing.set_start_method(start_method, force=True)
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than this share has cores
     reported_at = 0.0
 
     def on_step(step: RunStep) -> None:

@@ -36,11 +36,11 @@ from workbench.study.ask.warm_start import enqueue_warm_start, sources_in
 from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import MakeExperimenter, TaskExperimenter, experimenter_for
 from workbench.study.run.joining import check_limits
-from workbench.study.run.places import about_places, idle_places
 from workbench.study.run.process_trainer import ProcessCrew
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_engine import RayCrew, RayEngine
+from workbench.study.run.room import AnyRoom, Room
 from workbench.study.run.runner import Experimenter, Limits, StoppableExperimenter, TaskExpert, end_if_asked
 from workbench.study.run.searching import Search
 from workbench.study.run.study_stages import StudyStages
@@ -112,7 +112,7 @@ def tune(
             end_if_asked(stop)
             # The task and its drops first: a study that cannot run must not archive one that did.
             crew: RayCrew | ProcessCrew
-            n_jobs = 1
+            room: Room | AnyRoom = AnyRoom(1)
             expert: TaskExpert
             if ray is not None:
                 end = None if limit is None else began + limit
@@ -122,16 +122,20 @@ def tune(
                 expert = experimenter_for(file, directory, make_experimenter, device)
                 loading = time.monotonic() - began
                 has_time = limit is not None and loading < _LOADING_SHARE * limit
-                takes_idle = finds_set_up and has_time and file.study.ranks == 1 and make_experimenter is None
-                n_jobs = jobs or (idle_places(file, limit) if takes_idle else 1)
-                crew = leaving.enter_context(ProcessCrew(file, directory, n_jobs, make_experimenter, expert))
+                if isinstance(expert, TaskExperimenter) and file.study.ranks == 1:
+                    takes_idle = finds_set_up and has_time and make_experimenter is None
+                    asked = None if jobs is None and takes_idle else jobs or 1
+                    room = Room(file, asked, limit=limit, workers=expert.worker_processes())
+                else:
+                    room = AnyRoom(jobs or 1)
+                crew = leaving.enter_context(ProcessCrew(room, directory, make_experimenter, expert))
             leading = LeadingExperimenter(expert) if ray is None and file.study.ranks > 1 else None
             guard = StoppableExperimenter(leading or crew.experimenter, Limits(stop))
             file.allowed_drops(expert.metric_name)
             archived = kept.archive_study(directory) if starts_over else None
             database = kept.open_storage(url)
             end_if_asked(stop)
-            study = kept.open_study(database, file, expert)
+            study = room.study = kept.open_study(database, file, expert)
             file = kept.on_its_network(file, study)
             status = leaving.enter_context(StatusKeeper(study_dir, study, file, storage))
             leaving.enter_context(writing_ahead(database.engine))  # left first: the last state is that of a plain file
@@ -154,21 +158,22 @@ def tune(
                 return [StoppableExperimenter(one, guard.limits) for one in crew.trainers()]
 
             search.at_places = functools.partial(crew.search, on_poll=on_poll)
-            stages = StudyStages(study, file, directory, guard, search, watch, trainers, limit, deadline, confirm_seeds)
+            busy = ""
+
+            def about_room() -> str:
+                return "" if busy else room.sentence(in_file=make_experimenter is None)
+
+            how = (study, file, directory, guard, search, watch, trainers, about_room)
+            stages = StudyStages(*how, limit, deadline, confirm_seeds)
             loaded, other = time.monotonic(), OtherWork()
             try:
                 stages.train_baseline()
             except OutOfTimeError as error:
                 raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
-            room, has_answer = "", needs_no_training(study, file)
+            has_answer = needs_no_training(study, file)
             # Of several ranks the others would count as other work.
-            if ray is None and file.study.ranks == 1:
-                if busy := other.sentence(file.study.threads):
-                    watch.note(f"{busy}.")
-                elif finds_set_up and not has_answer and isinstance(expert, TaskExperimenter):
-                    room = about_places(file, jobs, n_jobs, in_file=make_experimenter is None)
-                    if room:
-                        watch.note(room)
+            if ray is None and file.study.ranks == 1 and (busy := other.sentence(file.study.threads)):
+                watch.note(f"{busy}.")
             if not has_answer:
                 find = stages.find_set_up if finds_set_up else stages.find_trials
                 find(searches=not stages.goes_on())
@@ -176,7 +181,8 @@ def tune(
                 stages.confirm()
             result = stages.answer(require_confirmed=require_confirmed)
         more = [] if archived is None else [f"The earlier study is archived in {archived}."]
-        more += [room] if room and jobs == 1 else []  # a call from Python may not have shown the note
+        # A call from Python may not have shown the note.
+        more += [stages.room] if stages.room and jobs == 1 else []
         messages = [*result.messages, *more]
         result = replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
         if leading is not None:

@@ -60,6 +60,7 @@ class StudyStages:
     search: Search
     watch: StudyWatch
     trainers: Callable[[], list[Experimenter]]  # gives those that train side by side now
+    about_room: Callable[[], str]  # says whether more runs could be trained at a time, once the runtime is known
     limit: float | None  # seconds of the whole command
     deadline: float | None  # when the last stage ends, by ``time.monotonic()``; None for no end
     confirm_seeds: int | None
@@ -67,6 +68,7 @@ class StudyStages:
     def __post_init__(self) -> None:
         self._finds_set_up = self.file.study.objective == "time_to_quality"
         self._cut_short = list[str]()  # what the time limit has ended
+        self.room = ""  # what was said about it
 
     def train_baseline(self) -> None:
         """Train O0, if it has not been; an OutOfTimeError where the time is too short for that."""
@@ -93,11 +95,14 @@ class StudyStages:
         study, file, search, guard, limit = self.study, self.file, self.search, self.guard, self.limit
         steps_alone = finds_steps_alone(study, file)
         searches = searches and not steps_alone
-        times = Timetable(study, file, self.deadline, limit, max(len(self.trainers()), 1))
-        end = times.search_ends()
-        guard.limits.deadline = stage_ends(end, limit, self.deadline)
+        guard.limits.deadline = stage_ends(self._timetable().search_ends(), limit, self.deadline)
         with contextlib.suppress(OutOfTimeError):
             choose_runtime(search.step_times(), self.watch.note, limit=limit)
+        if room := self.about_room():
+            self.room = room
+            self.watch.note(room)
+        times = self._timetable()
+        end = times.search_ends()
         if searches:
             guard.limits.deadline = stage_ends(end, limit, self.deadline, file.set_up.plain_share)
             search.until(guard.limits.deadline)
@@ -198,6 +203,9 @@ class StudyStages:
             shutil.rmtree(self.directory / CHECKPOINTS, ignore_errors=True)  # of runs that will not be asked for again
         self.watch.done()
         return result
+
+    def _timetable(self) -> Timetable:
+        return Timetable(self.study, self.file, self.deadline, self.limit, max(len(self.trainers()), 1))
 
     def _compete(self) -> bool:
         """Return whether any trial competes for an export."""

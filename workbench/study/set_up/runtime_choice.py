@@ -39,6 +39,11 @@ def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
     return base.with_values({"boost.mode": "manual", **switches, **chosen})
 
 
+def has_runtime(study: optuna.Study) -> bool:
+    """Return whether a study has chosen its runtime."""
+    return _CHOICE in study.user_attrs
+
+
 def batches_without_room(attributes: Mapping[str, Any]) -> float:
     """Return the smallest batch factor known to fail, for want of memory as a rule; infinity where none is."""
     return float(min(_chosen_row(attributes).get("no_room", math.inf), attributes.get(_NO_ROOM, math.inf)))
@@ -75,7 +80,7 @@ def choose_runtime(
     has is not made again.
     """
     study, choices = times.study, times.file.set_up.runtime
-    if _CHOICE in study.user_attrs:
+    if has_runtime(study):
         return
     timing = _RuntimeTiming(times, math.inf if limit is None else time.monotonic() + RUNTIME_SHARE * limit)
     chosen = timing.row({}, 1)
