@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Close widgets that tests have left open: Python's own end comes too late for them, with a traceback for each."""
+    if (widgets := sys.modules.get("ipywidgets")) is not None:
+        widgets.Widget.close_all()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -77,3 +77,29 @@ def test_a_limit_that_is_over_while_the_task_is_loaded_ends_the_command(tmp_path
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "the time limit of 1 s was over before the task was loaded" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_error_while_worker_processes_read_is_the_last_word(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from workbench import Task
+
+def no_metric(outputs, targets):
+    raise ArithmeticError("there is none")
+
+loader = DataLoader(TensorDataset(torch.zeros(64, 4), torch.zeros(64, 1)), batch_size=2, num_workers=1)
+task = Task(
+    name="mine", model=lambda: torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(),
+    optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+    train=loader, evaluate=loader, metric=no_metric, direction="maximize",
+)
+"""
+    )
+    command = [sys.executable, "-m", "workbench", "tune", "mine.py:task", "--steps", "100"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    lines = done.stderr.splitlines()
+    assert [line.startswith("workbench: ") for line in lines] == [True], done.stderr
+    assert "there is none" in lines[0]
