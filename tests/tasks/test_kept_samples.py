@@ -209,6 +209,25 @@ def test_what_is_not_worth_keeping_is_read_ahead(
     assert augmented[1].endswith(f"random numbers are drawn when one is read{takes}")
 
 
+@pytest.mark.parametrize(
+    ("cores", "busy", "told"),
+    [
+        (4, True, "almost always busy, and 2 cores are left for more: a larger `num_workers` may make steps faster."),
+        (4, False, ""),
+        (2, True, ""),
+    ],
+)
+def test_workers_that_cannot_keep_up_are_told_of_where_there_are_cores_for_more(
+    cores: int, busy: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.tasks.reading.usable_cores", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    way, sentence = look(Made(lambda at: torch.rand(2)), step_seconds=1e-6 if busy else 10.0, workers=1)
+    assert way == "as_given"
+    assert sentence.endswith(told)
+    assert ("random numbers are drawn" in sentence) == bool(told)
+
+
 def test_a_small_part_of_a_step_is_not_worth_a_core() -> None:
     def read(at: int) -> Tensor:
         time.sleep(0.001)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 from workbench.core.batch import move_batch
 from workbench.core.loader import is_plain
 from workbench.core.own_generators import kept_generators
+from workbench.core.processor import usable_cores
 from workbench.core.warning import warn
 from workbench.tasks.batches import ShuffledBatches, opened_once
 from workbench.tasks.kept_samples import NotKeptError, keeping, look_at_reading, over_numbers
@@ -26,6 +27,7 @@ from workbench.tasks.read_ahead import why_not_ahead
 
 _WORTH_READING = 0.05  # share of a step that reading takes
 _WORTH_A_CORE = 0.2  # the same where another process reads, on a core that may train something else
+_ALWAYS_BUSY = 0.8  # share of the time that worker processes read, beyond which steps wait for them
 _TIMED_BATCHES = 4  # of a stream, whose samples cannot be read one by one
 _FEWEST_EPOCHS = 2.0
 
@@ -101,22 +103,29 @@ def quicker_reading(
         share, cores, why_not = 0.0 if workers else _batch_seconds(opened) / step_seconds, workers or None, str(why)
     if are_rows:
         return Reading("resident", cores=cores)
-    if device.type != "cpu" and workers:  # which take no core from the training
-        share /= workers
-    if share < _WORTH_READING:
+    of_one = share / max(workers, 1)
+    if (of_one if device.type != "cpu" else share) < _WORTH_READING:  # elsewhere workers take no core from the training
         return Reading(cores=cores)
     if not why_not:
         return Reading("resident", cores=cores)
+    sentence = f"Samples kept in memory are left out, because {why_not}."
     if workers:  # which read ahead
-        return Reading(cores=cores)
-    takes = f"Reading them takes about {min(100 * share, 100):.0f} % of a step"
-    sentence = f"Samples kept in memory are left out, because {why_not}. {takes}"
+        left = usable_cores() - workers - (torch.get_num_threads() if device.type == "cpu" else 1)
+        advice = f"{sentence} {_about_workers(workers, left)}" if of_one > _ALWAYS_BUSY and left > 0 else ""
+        return Reading(not_kept=advice, cores=cores)
+    sentence += f" Reading them takes about {min(100 * share, 100):.0f} % of a step"
     if device.type == "cpu" and share < _WORTH_A_CORE:
         return Reading(not_kept=f"{sentence}.")
     if not (why_not := why_not_ahead(opened)):
         return Reading("prefetch", f"{sentence}, so a process that reads ahead is tried.")
     may_hide = f"which `num_workers` of the loader may hide; that is not tried, because {why_not}"
     return Reading(not_kept=f"{sentence}, {may_hide}.")
+
+
+def _about_workers(workers: int, left: int) -> str:
+    are = "worker process of the loader is" if workers == 1 else f"{workers} worker processes of the loader are"
+    cores = "a core is" if left == 1 else f"{left} cores are"
+    return f"The {are} almost always busy, and {cores} left for more: a larger `num_workers` may make steps faster."
 
 
 def worker_processes(source: Any) -> int:
