@@ -75,9 +75,7 @@ def end_undisturbed() -> None:
     with contextlib.suppress(ValueError):  # not the main thread, which alone gets signals
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if sys.platform != "win32":
-            signal.signal(
-                signal.SIGCHLD, signal.SIG_DFL
-            )  # torch's own handler reports a loader's worker that is killed
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else torch reports a loader's worker that is killed
     processes = sys.modules.get("multiprocessing")
     for worker in processes.active_children() if processes is not None else ():
         worker.kill()
