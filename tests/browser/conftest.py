@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.browser.notebook_page import run_cells, write_notebook
+from workbench.core.process_identity import has_ended, identity, machine
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize
@@ -96,12 +97,14 @@ def lab(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             assert found, log.read_text()
             yield Lab(folder, found.group(1), found.group(2))
         finally:
-            begun = psutil.Process(server.pid).children(recursive=True)
+            children = psutil.Process(server.pid).children(recursive=True)
+            begun = {child: {"machine": machine(), **identity(child.pid)} for child in children}
             server.send_signal(signal.SIGINT)
             try:
                 server.wait(timeout=180)
             finally:
-                _, left = psutil.wait_procs(begun, timeout=0)
+                # Those that have ended, and whose new parent has not heard of it yet, do no more.
+                left = [process for process, known in begun.items() if not has_ended(known)]
                 for process in [*left, server]:
                     process.kill()
     assert left == [], "kernels outlived JupyterLab"

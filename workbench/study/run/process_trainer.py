@@ -61,7 +61,6 @@ class ProcessCrew:
         self._groups = dict[int, _Group]()  # by size; of one at a time the processes live
 
     def __enter__(self) -> Self:
-        self._thread.submit(bool).result()  # start the thread: shutdown() misses one interrupted in its start
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,7 +94,11 @@ class ProcessCrew:
         for other in self._groups:
             if other != size:
                 self._groups[other].end()
-        return self._groups.setdefault(size, _Group(size, self._asked, self._thread))
+        if size not in self._groups:
+            if size:
+                self._thread.submit(bool).result()  # start it: shutdown() misses one interrupted in its start
+            self._groups[size] = _Group(size, self._asked, self._thread)
+        return self._groups[size]
 
 
 class _Group:
