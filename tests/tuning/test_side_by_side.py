@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -115,7 +116,7 @@ class OutOfMemoryError(RuntimeError):
 class Mortal(FakeRunner):
     """Dies of seed 13 once, as if killed by the system, and of seed 14 each time; fails with seed 15.
 
-    With seed 16 it notes how a process of its own would begin.
+    With seed 16 it notes how a process of its own would begin, and with seed 17 it warns.
     """
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
@@ -128,6 +129,8 @@ class Mortal(FakeRunner):
             raise OutOfMemoryError("device", 3)
         if job.seed == 16:
             self.log(f"begins by {multiprocessing.get_start_method()}")
+        if job.seed == 17:
+            warnings.warn("an unlucky number", FutureWarning, stacklevel=1)
         return super().run(job, monitor)
 
 
@@ -154,6 +157,8 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
         with pytest.raises(StudyStoppedError):
             StoppableExperimenter(trainer, Limits(lambda: next(asked))).run(replace(job(4), steps=10_000))
         assert trainer.run(job(5)).to_json() == here.run(job(5)).to_json()  # the stop was that run's alone
+        with pytest.warns(FutureWarning, match="an unlucky number"):
+            assert trainer.run(job(17)).to_json() == here.run(job(17)).to_json()
         trainer.run(job(16))
         assert f"begins by {multiprocessing.get_start_method()}" in calls(tmp_path)
         assert isinstance(trainer, ProcessTrainer)

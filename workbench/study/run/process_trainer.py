@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -41,6 +42,7 @@ _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.25  # after the parent
 _STEP_SECONDS = 0.1  # between two steps that are reported
 _TRIES = 3
+_warned_of: dict[Any, Any] = {}  # as a module's ``__warningregistry__``
 _PRELOADED = ("torch._dynamo", "workbench.training.run")  # else seconds for each process; optimizers need dynamo
 
 
@@ -205,6 +207,8 @@ class ProcessTrainer:
             if not self._connection.poll(_POLL_SECONDS):
                 continue
             match self._connection.recv():
+                case _Warned() as warned:
+                    warned.show()
                 case RunStep() as step:
                     if monitor.on_step is not None:
                         monitor.on_step(step)
@@ -215,6 +219,20 @@ class ProcessTrainer:
                     self._connection.send(answers[step])
                 case outcome:
                     return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Warned:
+    """A warning on its way from one process to the other."""
+
+    message: str
+    category: type[Warning]
+    filename: str
+    lineno: int
+
+    def show(self) -> None:
+        """Warn here, once for all processes."""
+        warnings.warn_explicit(self.message, self.category, self.filename, self.lineno, registry=_warned_of)
 
 
 def _keep_ctrl_c_out() -> None:
@@ -269,6 +287,16 @@ def _serve(
     multiprocessing.set_start_method(start_method, force=True)
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than this share has cores
     reported_at = 0.0
+
+    def show_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
+    ) -> None:
+        if threading.current_thread() is threading.main_thread():  # which alone speaks
+            with contextlib.suppress(OSError):
+                known = category if category.__module__ == "builtins" else UserWarning
+                connection.send(_Warned(str(message), known, filename, lineno))
+
+    warnings.showwarning = show_warning
 
     def on_step(step: RunStep) -> None:
         nonlocal reported_at
