@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -269,6 +270,7 @@ def tune(
         StudyError: When the study or an argument is wrong.
         StudyStoppedError: When ``stop`` returned True; the same call continues from there.
     """
+    began = time.monotonic() if began is None else began
     from workbench import study as tuning
 
     if minutes is not None:

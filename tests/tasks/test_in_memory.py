@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +129,24 @@ def test_progress_is_one_line_per_phase(capsys: pytest.CaptureFixture[str]) -> N
         "search: 1 of 4, 2.5 min left, leading trial 1\n",
         "confirm: 0 of 4, 2.5 min left, leading trial 1",
     ]
+
+
+def test_the_look_at_a_task_is_part_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = list[float]()
+
+    def looked(*_: Any, **__: Any) -> Path:
+        began.append(time.monotonic())
+        return tmp_path
+
+    def tuned(*_: Any, **options: Any) -> None:
+        began.append(options["began"])
+        raise StudyError("enough")
+
+    monkeypatch.setattr("workbench.study.begin_study", looked)
+    monkeypatch.setattr("workbench.study.tune", tuned)
+    with pytest.raises(StudyError, match="enough"):
+        workbench.tune("digits-lenet", steps=10, minutes=1.0)
+    assert began[1] < began[0]
 
 
 @pytest.mark.slow
