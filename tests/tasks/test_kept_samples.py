@@ -228,6 +228,29 @@ def test_workers_that_cannot_keep_up_are_told_of_where_there_are_cores_for_more(
     assert ("random numbers are drawn" in sentence) == bool(told)
 
 
+@pytest.mark.parametrize(
+    ("options", "step_seconds", "cores"),
+    [
+        ({}, 1e-6, None),
+        ({"num_workers": 2}, 1e-6, 2),
+        ({"num_workers": 2}, 0.012, 1),
+        ({"num_workers": 2}, 10.0, 0),
+        ({"num_workers": 2, "worker_init_fn": print}, 10.0, 2),
+    ],
+    ids=["no workers", "always busy", "half busy", "idle", "not to be looked at"],
+)
+def test_a_look_says_how_many_cores_worker_processes_keep_busy(
+    options: dict[str, Any], step_seconds: float, cores: int | None
+) -> None:
+    def read(at: int) -> Tensor:
+        time.sleep(0.003)
+        return torch.rand(2)
+
+    source = DataLoader(Made(read), batch_size=4, **options)
+    found = quicker_reading(source, 0, CPU, batch_size=4, step_seconds=step_seconds, epochs=10.0)
+    assert found.cores == cores
+
+
 def test_a_small_part_of_a_step_is_not_worth_a_core() -> None:
     def read(at: int) -> Tensor:
         time.sleep(0.001)
