@@ -56,8 +56,7 @@ class ProcessCrew:
     def __init__(
         self, room: Room | AnyRoom, directory: Path, make: MakeExperimenter | None, here: Experimenter
     ) -> None:
-        self.room = room
-        self._here, self._asked = here, (directory, make)
+        self._room, self._here, self._asked = room, here, (directory, make)
         # It begins and ends them, one after the other: an exception, as Ctrl-C is one, would leave half a process.
         self._thread = ThreadPoolExecutor(1, "crew", _keep_ctrl_c_out)
         self._groups = dict[int, _Group]()  # by size; of one at a time the processes live
@@ -81,11 +80,11 @@ class ProcessCrew:
 
     def trainers(self) -> Sequence[Experimenter]:
         """Return those that train side by side as `experimenter` does alone; none where it is the only one."""
-        return self._group_of(self.room.alike()).processes
+        return self._group_of(self._room.alike()).processes
 
     def search(self, search: Search, on_poll: Callable[[], None]) -> None:
         """Go on with a search in all processes that there is room for, as `search_at` does."""
-        group = self._group_of(self.room.in_search())
+        group = self._group_of(self._room.in_search())
         if group.processes:
             search_at([Place(one, one.close) for one in group.processes], search, on_poll)
         self.trainers()  # what only a search has room for ends
@@ -283,7 +282,7 @@ def _serve(
     threading.Thread(target=_end_with, args=(asker,), name="parent watch", daemon=True).start()
     os.environ.clear()  # it is that of the fork server, from when that was started
     os.environ.update(environment)
-    # It would be that of this process: a loader's workers would each load torch, in each epoch anew.
+    # Else a fork server would start a loader's workers, each of which would import torch again in every epoch.
     multiprocessing.set_start_method(start_method, force=True)
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than this share has cores
     reported_at = 0.0
