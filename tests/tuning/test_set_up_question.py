@@ -398,12 +398,12 @@ def test_of_a_training_too_long_for_the_time_faster_steps_are_searched() -> None
     question = asked(replace(LOOK, reading="resident"), steps=100_000, minutes=2.0)
     file = parse_study(question.text)
     assert (file.study.objective, file.study.budget_steps, file.set_up.todays_steps) == ("speed", 240, 100_000)
-    assert file.space == {
+    assert file.set_up.runtime == {
         "amp.level": ["O0", "O2"],
-        "runtime.data": ["as_given", "resident"],
+        "runtime.data": ["resident"],
         "runtime.memory_format": ["contiguous", "channels_last"],
     }
-    assert (file.study.n_trials, file.sampler.name) == (8, "brute_force")
+    assert file.finds_steps_alone
     plan = file.base_config().with_values({"amp.level": "O2"}).resolve("O1")
     assert (plan.less_bn, plan.grad_freeze) == (False, False)
     assert NO_WARM_UP.speed_job(plan, file, 0).loading, "since the study asks how to read"
@@ -417,7 +417,7 @@ def test_of_a_training_too_long_for_the_time_faster_steps_are_searched() -> None
     assert parse_study(asked(steps=100_000, minutes=needed).text).study.objective == "time_to_quality"
     assert "too short a time for it" in said(question, "torch.compile is left out")
     longer = parse_study(asked(steps=1_000_000, minutes=5.0).text)
-    assert longer.space["runtime.compile"] == ["off", "default"]
+    assert longer.set_up.runtime["runtime.compile"] == ["off", "default"]
 
 
 def test_a_search_for_faster_steps_is_gone_on_with_and_says_what_it_is(here: Path) -> None:

@@ -348,11 +348,14 @@ def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_qua
     assert read_result(folder).choice_sentences == result.choice_sentences
 
 
-def test_where_no_shorter_run_keeps_the_quality_the_faster_runtime_alone_is_a_gain(tmp_path: Path) -> None:
-    """Amp O2 takes 0.6 of the time."""
+@pytest.mark.parametrize("of_usual", [0.75, 1.1])
+def test_where_no_shorter_run_keeps_the_quality_the_faster_runtime_alone_is_a_gain(
+    tmp_path: Path, of_usual: float
+) -> None:
+    """Amp O2 takes 0.6 of the time, or 0.88, which is not worth ending a search."""
 
     def share(config: BoostConfig) -> float:
-        return 0.75 if config.amp.level == "O2" else 1.0
+        return of_usual if config.amp.level == "O2" else 1.0
 
     set_up = '[set_up.runtime]\n"amp.level" = ["O0", "O2"]'
     folder = write(tmp_path / "study", space=LINEAR, plain_runs=0, set_up=set_up)
@@ -366,9 +369,9 @@ def test_where_no_shorter_run_keeps_the_quality_the_faster_runtime_alone_is_a_ga
     taken, config = taken_of(result)
     assert (taken.verdict, config.amp.level, config.part(ScheduleSection).length) == ("confirmed", "O2", 1.0)
     assert optimizer_of(config) == "task"
-    assert taken.speedup == pytest.approx(1.0 / 0.6, rel=0.05)
+    assert taken.speedup == pytest.approx(1.0 / (0.8 * of_usual), rel=0.05)
     factors = {part.part: part.factor for part in result.attribution["o1"]}
-    assert factors["amp O2 float16"] == pytest.approx(1.0 / 0.6)
+    assert factors["amp O2 float16"] == pytest.approx(1.0 / (0.8 * of_usual))
 
 
 def with_amp_taking(share: float, folder: Path) -> SurfaceRunner:

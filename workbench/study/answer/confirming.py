@@ -23,6 +23,7 @@ from workbench.core.records import CandidateRecord, Verdict, timed_per
 from workbench.core.text import format_duration
 from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_rounds import ConfirmationRounds
+from workbench.study.answer.doubts import finds_steps_alone
 from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
 from workbench.study.answer.selection import Contender
 from workbench.study.ask.plans import needs_warm_up
@@ -263,6 +264,10 @@ class Confirmation(ConfirmationRounds):
         )
         if needs_warm_up(contender.plan):
             sentence = f"After a warm-up of {self.file.warm_up_steps} batches of O0. {sentence}"
+        if finds_steps_alone(self.study, self.file):
+            sentence += (
+                " Losses and first gradient agree with O0's within rounding; comparing two shows how trainings end."
+            )
         if (today := self.file.set_up.todays_steps) is not None and not self.runs.are_timed:  # a headline says it
             sentence += f" All this in runs of {self.runs.steps} of today's {today} batches."
         sentence += self._about_compiling(contender)
@@ -346,13 +351,15 @@ class Confirmation(ConfirmationRounds):
 
     def _about_compiling(self, contender: Contender) -> str:
         """Say what compiling takes, and from what length of training it pays off; empty where nothing is compiled."""
-        compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs) if self.runs.are_timed else 0.0
+        compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs)
+        took = f"{compiling:.2g} s" if compiling < 10.0 else format_duration(compiling)
+        if not self.runs.are_timed:
+            return f" A training compiles for {took} at its start." if compiling > 0.0 else ""
         # By each of today's batches.
         pairs = self.runs.usable_pairs(contender.key, 0, _N_TIMED)
         saved = [(given.seconds - mine.seconds) / self.runs.steps for given, mine in pairs]
         if not (compiling > 0.0 and sum(saved) > 0.0):
             return ""
-        took = f"{compiling:.2g} s" if compiling < 10.0 else format_duration(compiling)
         pays = f"which pays off in trainings of more than {math.ceil(compiling / fmean(saved)):,} batches"
         return f" Its time includes {took} of compiling, timed once, {pays}."
 

@@ -65,8 +65,8 @@ def needs_no_training(study: optuna.Study, file: StudyFile) -> bool:
 
 
 def finds_steps_alone(study: optuna.Study, file: StudyFile) -> bool:
-    """Return whether a search for the fastest set-up is left with faster steps: runs cut for it learn nothing."""
-    return file.set_up.todays_steps is not None and _has_no_quality(study, file)
+    """Return whether a search has faster steps alone to find: it asks for no more, or runs cut for it learn nothing."""
+    return file.finds_steps_alone or (file.set_up.todays_steps is not None and _has_no_quality(study, file))
 
 
 def _has_no_quality(study: optuna.Study, file: StudyFile) -> bool:

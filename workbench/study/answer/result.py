@@ -31,6 +31,7 @@ from workbench.study.errors import StudyChangedError, StudyError
 from workbench.study.run.objective import baseline_trial, metric_scale_of
 from workbench.study.run.warm_up import WarmUpError, find_warm_up
 from workbench.study.set_up.attribution import attribution_of, told_apart
+from workbench.study.set_up.runtime_choice import steps_timed
 from workbench.study.set_up.standing import SURE, baseline_metrics, standing_now, without_reference
 from workbench.study.set_up.tuned_plain import plain_standing, tuned_plain_of
 from workbench.study.store import storage as kept
@@ -208,7 +209,8 @@ def _result(
             continue
         steps_alone = finds_steps_alone(study, file)
         nothing = nothing_found(trials, float(drop), metric.name, file, steps_alone=steps_alone)
-        choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
+        accepts = {"require_confirmed": require_confirmed, "steps_alone": steps_alone}
+        choice = select(target, candidates, nothing=nothing, **accepts)
         tested = {one.trial_number for one in candidates if one.target == target}
         untested = faster_untested(choice, trials, tested, attributes)
         choices[target] = replace(choice, others=(*choice.others, *untested))
@@ -247,6 +249,7 @@ def _with_messages(result: StudyResult, study: optuna.Study, file: StudyFile, mo
     importance, why_unknown = _importance(study, file)
     sentences = [file.set_up.shortened, attributes.get("search_ended", ""), attributes.get("cut_short", "")]
     sentences += [_where_o0_diverged(attributes, file), *attributes.get("warm_start_notes", [])]
+    sentences += [steps_timed(file, attributes)] if finds_steps_alone(study, file) else []
     sentences += [*file.not_drawn(), why_unknown, _threads_of_o0(result) if result.taken else ""]
     said = " ".join(choice.sentence for choice in result.choices.values())
     left = [one for one in sentences if one and one.rstrip(".") not in said]

@@ -22,12 +22,13 @@ from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
 from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.study.answer.doubts import finds_steps_alone
 from workbench.study.ask.plans import StudyPlans
+from workbench.study.ask.search_space import GIVEN
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import finished_baseline, metric_scale_of, steps_within
 from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
-from workbench.study.store.stored_records import GIVEN, trials_of
+from workbench.study.store.stored_records import trials_of
 
 # Methods that a boost level stands for: at a level without them an export does not have them.
 _BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)
@@ -105,8 +106,9 @@ def competing_trials(
         return math.inf if math.isnan(price) else price
 
     others = (one for one in trials if one.state == "complete" and one.number != baseline.number and one.config)
-    # A diverged trial, whose deficit is NaN, never fits.
-    fitting = [aimed_at(one) for one in others if one.metric_deficit <= allowed_drop]
+    # A diverged trial, whose deficit is NaN, never fits. What computes as O0 does loses by luck alone.
+    most = math.inf if file.finds_steps_alone else allowed_drop
+    fitting = [aimed_at(one) for one in others if one.metric_deficit <= most]
     limit = price_of(aimed_at(baseline))
     seen = {plan_of(baseline, file.plans)[0]}
     beyond = _BY_LEVEL.difference(LEVELS[TARGETS[target]])
@@ -192,19 +194,25 @@ def _with_forms(numbers: list[int], trials: Sequence[FrozenTrial], times: Mappin
 
 
 def select(
-    target: str, candidates: Sequence[CandidateRecord], *, nothing: str = "", require_confirmed: bool = False
+    target: str,
+    candidates: Sequence[CandidateRecord],
+    *,
+    nothing: str = "",
+    require_confirmed: bool = False,
+    steps_alone: bool = False,
 ) -> Choice:
     """Choose what an export takes.
 
     A confirmed candidate comes before all others; of several, the one with the largest speed-up over the seeds. If
     none is confirmed, it is the first in the search's order with an open verdict, a speed-up interval above 1 and an
-    allowed mean drop over the seeds; an untested one only if none was tested. Otherwise it is O0, with a sentence that
-    says so and includes ``nothing``: what the search came to (`nothing_found`).
+    allowed mean drop over the seeds; an untested one only if none was tested. Of faster ``steps_alone``, which compute
+    what O0's do, any mean drop is allowed that refutes nothing. Otherwise it is O0, with a sentence that says so and
+    includes ``nothing``: what the search came to (`nothing_found`).
     """
     mine = [one for one in candidates if one.target == target]
     taken = max((one for one in mine if one.verdict is Verdict.CONFIRMED), key=lambda one: one.speedup, default=None)
     tested = [one for one in mine if one.n_seeds > 0]
-    promising = [one for one in tested or mine if _is_promising(one)]
+    promising = [one for one in tested or mine if _is_promising(one, steps_alone)]
     if taken is None and not require_confirmed:
         taken = next(iter(promising), None)
     others = tuple(_why_not(one, taken) for one in mine if one is not taken)
@@ -221,8 +229,8 @@ def select(
     return Choice(target, None, f"O0 is exported: {words}.", others)
 
 
-def _is_promising(candidate: CandidateRecord) -> bool:
-    is_allowed = math.isnan(candidate.drop) or candidate.drop <= candidate.allowed_drop
+def _is_promising(candidate: CandidateRecord, steps_alone: bool) -> bool:
+    is_allowed = steps_alone or math.isnan(candidate.drop) or candidate.drop <= candidate.allowed_drop
     return candidate.verdict is Verdict.UNDECIDED and candidate.speedup_low > 1.0 and is_allowed
 
 

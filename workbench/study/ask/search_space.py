@@ -127,6 +127,9 @@ class Dimension:
                 raise StudyError(f"[space] {error}") from None
 
 
+GIVEN = "given"  # attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
+
+
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """One trial's configuration at its boost level, and what was drawn: path (``level`` included) -> value."""

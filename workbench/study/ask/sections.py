@@ -205,6 +205,8 @@ SHORTENED: Final = "The study trains "
 class SetUpSection(Part):
     """``[set_up]``: how the fastest set-up is searched; for the objective ``time_to_quality``.
 
+    With the objective ``speed``, no ``[space]`` and a ``runtime`` the study finds the runtime that makes steps fastest.
+
     *Tuned plain* is the task as given with a shorter schedule and another learning rate, and nothing else.
     """
 

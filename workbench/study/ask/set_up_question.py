@@ -29,7 +29,6 @@ _RUNS_WANTED = 50  # as long as today's that a search should have time for; else
 _SHORTEST_HORIZON = 16
 _FEWEST_STEPS = 10  # of a run that shows no more than what a step takes
 _FEWEST_MINUTES = 1.0  # for such runs, since a command takes some seconds to begin
-_BRUTE_FORCE = 16  # combinations that are all tried; of more, those that are drawn
 _CONFIRM_SHARE = 0.38  # of the time
 _EXPECTED_TIME = 0.35  # of a candidate's run relative to today's
 _CANDIDATES = 3  # the leader, its safer form and its bolder one
@@ -203,14 +202,10 @@ def _for_steps(room: _Room, horizon: int, left_out: list[str]) -> dict[str, Any]
     runtime.pop("runtime.threads", None)  # the study has the number that is quickest
     if not runtime or minutes < _FEWEST_MINUTES:
         raise room.too_short(has_runtime=bool(runtime))
-    space = {path: list(dict.fromkeys([describe_parameters()[path].default, *runtime[path]])) for path in runtime}
-    n_plans = math.prod(map(len, space.values()))
     return {
-        "study": {"n_trials": n_plans, "objective": "speed"},
+        "study": {"n_trials": 2, "objective": "speed"},
         "baseline": {"boost.mode": "disable_all", **_low_precision(look, runtime)},
-        "sampler": {"name": "brute_force" if n_plans <= _BRUTE_FORCE else "tpe"},
-        "set_up": {"todays_steps": room.steps, "left_out": left_out},
-        "space": space,
+        "set_up": {"todays_steps": room.steps, "left_out": left_out, "runtime": runtime},
     }
 
 

@@ -123,6 +123,11 @@ class StudyFile(Part):
         return None if None in plans else len({*plans, self.baseline_plan().key()})
 
     @property
+    def finds_steps_alone(self) -> bool:
+        """Whether the file asks for nothing but the runtime that makes steps fastest."""
+        return self.study.objective == "speed" and bool(self.set_up.runtime) and not self.space
+
+    @property
     def _asked_space(self) -> SearchedSpace:
         return SearchedSpace(read_space(self.space), self.base_config(), self.plans)
 
@@ -194,7 +199,9 @@ class StudyFile(Part):
             del content["study"]["ranks"]  # studies that were begun before there was this key ask the same
         if self.freezing_limit is None:
             del content["freezing_limit"]
-        if self.study.objective != "time_to_quality":
+        if self.finds_steps_alone:
+            content["set_up"] = {"runtime": self.set_up.runtime}
+        elif self.study.objective != "time_to_quality":
             del content["set_up"]
         if self.loss_scale_replay is not None:
             for name in ("fixed_choices", "check_policies"):

@@ -15,11 +15,12 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.answer.doubts import finds_steps_alone, needs_no_training
+from workbench.study.ask.search_space import GIVEN
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.sampling import PerTrialSampler
 from workbench.study.store.ended_trials import FINISHED
-from workbench.study.store.stored_records import GIVEN, allowed_drop_of, counted_among
+from workbench.study.store.stored_records import allowed_drop_of, counted_among
 from workbench.study.store.study_storage import seconds_of
 
 _IN_VAIN_PER_TRIAL = 3
@@ -41,14 +42,14 @@ class SearchEnd:
     def reason(self, trials: Sequence[FrozenTrial]) -> str:
         """Return, as a sentence, why the study wants no further trial; empty while it wants one."""
         n_counted = len(counted_among(trials))
+        if finds_steps_alone(self._study, self._file):
+            return "The search ended with what makes a step faster, since runs so short show no more."
         if n_counted >= self._n_trials:
             return f"The search ended with all {self._n_trials} trials."
         if self._most_plans == 1 and n_counted:
             return "The search ended with O0, since nothing that is searched acts on this network."
         if needs_no_training(self._study, self._file):
             return "The search ended with O0, since no training is needed for its quality."
-        if finds_steps_alone(self._study, self._file):
-            return "The search ended with what makes a step faster, since runs so short show no more."
         why = self._why(trials, n_counted)
         return f"The search ended because {why}; {self._finished(trials)}." if why else ""
 

@@ -24,12 +24,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import BoostConfig, ConfigError, Plan
 from workbench.core.metric_scale import MetricScale
-from workbench.study.ask.search_space import Suggestion, all_off, suggest
+from workbench.study.ask.search_space import GIVEN, Suggestion, all_off, suggest
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyFailedError
 from workbench.study.run.job import Monitor, RunStep, SpeedMeasured, Trained, plain
 from workbench.study.run.runner import Experimenter, end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
+from workbench.study.set_up.runtime_choice import ground_of
 from workbench.study.store.ended_trials import FINISHED, EndedTrials
 from workbench.study.store.study_storage import FRESH_SECONDS, StudyStorage
 from workbench.study.store.trial_ids import id_of
@@ -258,7 +259,13 @@ class Objective:
         trial.set_user_attr("allowed_drop", drops[self._file.allowed_drop.target])
 
     def _drawn(self, trial: optuna.Trial) -> Suggestion:
-        return suggest(trial, self._dimensions, self._start(), self._plans)
+        given = trial.user_attrs.get(GIVEN)
+        if given is None:
+            return suggest(trial, self._dimensions, self._start(), self._plans)
+        level = str(given.get("level", "O1"))
+        values = {path: value for path, value in given.items() if path != "level"}
+        ground = ground_of(self._base, self._study.user_attrs)
+        return Suggestion(level, ground.with_values({"boost.mode": "manual"} | values), given)
 
     def _start(self) -> BoostConfig:
         return self._base

@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.core.credentials import hide_passwords
 from workbench.runs import TelemetryError
+from workbench.study.ask.search_space import GIVEN
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyFailedError, StudyStoppedError
 from workbench.study.run.ending import SearchEnd
@@ -34,7 +35,7 @@ from workbench.study.set_up.total_time import StepTimes
 from workbench.study.store import storage
 from workbench.study.store.ended_trials import ENDED, FINISHED
 from workbench.study.store.liveness import StaleTrials, heartbeat
-from workbench.study.store.stored_records import GIVEN, SURPLUS, counted_among
+from workbench.study.store.stored_records import SURPLUS, counted_among
 from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
 from workbench.study.store.trial_ids import id_of
 

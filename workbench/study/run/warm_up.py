@@ -45,7 +45,7 @@ class WarmUp:
 
         Loading counts where the study asks how to load, if nothing else is said.
         """
-        options = {"loading": "runtime.data" in file.space, **options}
+        options = {"loading": "runtime.data" in {*file.space, *file.set_up.runtime}, **options}
         sides = (all_off(file.base_config()), "O0"), (explicit_config(plan, self.snapshots), plan.level)
         return SpeedJob(*sides, seed, file.speed.rounds, file.speed.steps_per_block, **options)
 

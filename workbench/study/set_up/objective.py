@@ -21,7 +21,7 @@ from workbench.config import BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.batch.unequal_batches import could_not_merge
-from workbench.study.ask.search_space import Suggestion
+from workbench.study.ask.search_space import GIVEN
 from workbench.study.errors import OutOfTimeError, StudyFailedError
 from workbench.study.run.job import Monitor, RunStep, Trained, TrainJob, plain
 from workbench.study.run.objective import AS_O0, Objective, metric_deficit
@@ -34,7 +34,7 @@ from workbench.study.set_up.standing import Run, Standing, TrainedPlan, standing
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
 from workbench.study.store.storage import BASELINE_RUN
-from workbench.study.store.stored_records import GIVEN, RUN_METRICS
+from workbench.study.store.stored_records import RUN_METRICS
 from workbench.study.store.trial_ids import id_of
 
 SKIPPED = "skipped"  # user attribute of one that was not trained, since it cannot beat the leader; it does not count
@@ -144,14 +144,6 @@ class SetUpObjective(Objective):
 
     def _start(self) -> BoostConfig:
         return ground_of(super()._start(), self._study.user_attrs)
-
-    def _drawn(self, trial: optuna.Trial) -> Suggestion:
-        given = trial.user_attrs.get(GIVEN)
-        if given is None:
-            return super()._drawn(trial)
-        level = str(given.get("level", "O1"))
-        values = {path: value for path, value in given.items() if path != "level"}
-        return Suggestion(level, self._start().with_values({"boost.mode": "manual"} | values), given)
 
     def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
         try:

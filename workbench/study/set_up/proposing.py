@@ -27,13 +27,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import ConfigError, Plan
 from workbench.methods.batch.section import BatchSection
-from workbench.study.ask.search_space import SearchedSpace, Suggestion
+from workbench.study.ask.search_space import GIVEN, SearchedSpace, Suggestion
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.sample.whole_space import WholeSpaceSampler
 from workbench.study.set_up.runtime_choice import batches_without_room, ground_of, times_per_sample
 from workbench.study.set_up.standing import SURE, Standing, standing_of
 from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of, total_time
-from workbench.study.store.stored_records import GIVEN, allowed_drop_of
+from workbench.study.store.stored_records import allowed_drop_of
 
 _N_CANDIDATES = 160
 _NEAR_SHARE = 0.6

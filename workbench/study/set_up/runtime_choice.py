@@ -1,9 +1,10 @@
 """The first stage: what changes a run's time and not its question (compiler, memory format, number format).
 
 What the study names is timed beside the baseline, with the loader's batches and with four of them at once, since
-layout and precision interact with the batch; with the loader's alone where the task as given can do no more, because
-its batches cannot be put together or memory is full. The fastest whose losses and gradient are the baseline's within
-rounding (`workbench.training.agreement`) becomes the ground that every later plan starts from.
+layout and precision interact with the batch; with the loader's alone where nothing else is searched, or where the task
+as given can do no more, because its batches cannot be put together or memory is full. The fastest whose losses and
+gradient are the baseline's within rounding (`workbench.training.agreement`) becomes the ground that every later plan
+starts from.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from typing import Any
 
 import optuna
 
-from workbench.config import SWITCHES, BoostConfig
+from workbench.config import SWITCHES, BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
+from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import AgreementJob
-from workbench.study.set_up.total_time import StepTimes
+from workbench.study.set_up.total_time import StepTimes, total_time
 
 _CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
 _BATCH_FACTORS = (1.0, 4.0)
-RUNTIME_SHARE = 0.2  # of the time, after which nothing more is timed
-_THREADS, _DATA = "runtime.threads", "runtime.data"
+RUNTIME_SHARE = 0.2  # of the time of a search for a set-up, after which nothing more is timed
+_THREADS, _DATA, _COMPILE = "runtime.threads", "runtime.data", "runtime.compile"
 _FIRST = (_THREADS, _DATA, "runtime.cuda_graph")
 _LAST = ("runtime.cuda_graph", _DATA, "runtime.matmul_precision", "runtime.cudnn_benchmark")
+_FEWEST_TOLD = 2  # runtimes: of fewer the answer says it all
 _OF_A_NETWORK = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a network may raise that is called with other batches, in another format or compiled."""
 
@@ -65,6 +68,19 @@ def runtime_ratio(attributes: Mapping[str, Any]) -> float:
     return float(times_per_sample(attributes).get(1.0, 1.0))
 
 
+def steps_timed(file: StudyFile, attributes: Mapping[str, Any]) -> str:
+    """Say what a mean step takes in each runtime that was timed, fastest first; empty where there was no choice."""
+    base, shares = file.base_config().with_values({"boost.mode": "disable_all"}), dict[str, float]()
+    for row in attributes.get(_CHOICE, {}).get("measured", []):
+        if row["values"] and row["ratios"] and not row["message"]:
+            summary = file.plans.resolve(base.with_values(row["values"]), "O0").summary()
+            shares.setdefault(summary, row["ratios"][0])
+    if len(shares) < _FEWEST_TOLD:
+        return ""
+    told = "; ".join(f"{share:.2f} {summary}" for summary, share in sorted(shares.items(), key=lambda one: one[1]))
+    return f"Mean steps that were timed, as shares of O0's: {told}."
+
+
 def _chosen_row(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what was measured of the chosen runtime; empty before the choice."""
     found = attributes.get(_CHOICE, {"values": {}, "measured": []})
@@ -76,13 +92,12 @@ def choose_runtime(
 ) -> None:
     """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
-    Of a time ``limit``, seconds, a share is taken: what would begin later is left out. A choice that the study already
-    has is not made again.
+    What would begin after a ``limit``, seconds, is left out. A choice that the study already has is not made again.
     """
     study, choices = times.study, times.file.set_up.runtime
     if has_runtime(study):
         return
-    timing = _RuntimeTiming(times, math.inf if limit is None else time.monotonic() + RUNTIME_SHARE * limit)
+    timing = _RuntimeTiming(times, math.inf if limit is None else time.monotonic() + limit)
     chosen = timing.row({}, 1)
     rows = [chosen]
     try:
@@ -118,23 +133,24 @@ def _named(combinations: Sequence[Mapping[str, Any]], others: Sequence[Mapping[s
 def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
     """Yield the combinations of values of which one is chosen, in the order in which they are.
 
-    Threads hardly depend on the others, so they are chosen first. A process that reads ahead needs a core, so fewer
-    threads are tried beside it, and formats after both, since these pay otherwise with other threads. CUDA graphs come
-    before formats, too: one that only adds kernels to launch is faster under them. Where formats make reading ahead or
-    graphs worth it, they are chosen after them. Samples in memory, TF32 and cuDNN's benchmark add to what the others
-    leave, each by itself.
+    Threads hardly depend on the others, so they are chosen first. How samples are read comes next: it is asked where
+    reading takes long, and a short search has no time for what comes last. A process that reads ahead needs a core, so
+    fewer threads are tried beside it, and formats after both, since these pay otherwise with other threads. CUDA graphs
+    come before formats, too: one that only adds kernels to launch is faster under them. Where formats make reading
+    otherwise or graphs worth it, they are chosen after them. TF32 and cuDNN's benchmark add to what the others leave,
+    each by itself.
     """
 
     def combined(*paths: str) -> list[Mapping[str, Any]]:
         products = itertools.product(*(choices[path] for path in paths))
         return [dict(zip(paths, values, strict=True)) for values in products]
 
-    reads_ahead = "prefetch" in choices.get(_DATA, ())
     alone = {path: combined(path) for path in (*_FIRST, *_LAST) if path in choices}
-    if reads_ahead and _THREADS in choices:
+    if "prefetch" in choices.get(_DATA, ()) and _THREADS in choices:
         alone[_DATA] += combined(_DATA, _THREADS)
-    yield from (alone[path] for path in _FIRST if path in alone and (path != _DATA or reads_ahead))
-    yield combined(*(path for path in choices if path not in alone))
+    yield from (alone[path] for path in _FIRST if path in alone)
+    formats = combined(*(path for path in choices if path not in alone))
+    yield sorted(formats, key=lambda values: values.get(_COMPILE, "off") != "off")  # these take longest to time
     yield from (alone[path] for path in _LAST if path in alone)
 
 
@@ -147,6 +163,7 @@ class _RuntimeTiming:
         self._times, self._end, self._file = times, end, times.file
         self._base = self._file.base_config().with_values({"boost.mode": "disable_all"})
         self._device = devices.select_device(self._file.study.device)
+        self._factors = _BATCH_FACTORS[:1] if self._file.finds_steps_alone else _BATCH_FACTORS
         self._has_bfloat16 = devices.has_fast_bfloat16(self._device)
 
     def changes(self, values: Mapping[str, Any]) -> bool:
@@ -157,17 +174,25 @@ class _RuntimeTiming:
         """Time values; a row has as many ratios as needed, or none and a message."""
         row: dict[str, Any] = {"values": values, "ratios": [], "message": self._why_not_timed(values)}
         try:
-            for factor in _BATCH_FACTORS if not row["message"] else ():
+            for factor in self._factors if not row["message"] else ():
                 plan = self._file.plans.resolve(self._base.with_values({**values, "batch.factor": factor}), "O0")
-                row["ratios"].append(self._times.measured(plan).ratio / factor)
+                row["ratios"].append(self._mean_step(plan) / factor)
         except StudyStoppedError:
             raise
         except _OF_A_NETWORK as error:  # a compiler that fails ends nothing
             if row["ratios"] and is_out_of_memory(error):
-                row["no_room"] = _BATCH_FACTORS[len(row["ratios"])]
+                row["no_room"] = self._factors[len(row["ratios"])]
             if len(row["ratios"]) < n_needed:
                 row["message"], row["ratios"] = f"{type(error).__name__}: {error}", []
         return row
+
+    def _mean_step(self, plan: Plan) -> float:
+        """Return a step's time; where nothing else is searched that of today's training, which compiles but once."""
+        measured = self._times.measured(plan)
+        today = self._file.set_up.todays_steps
+        if self._file.finds_steps_alone and today is not None:
+            return total_time(plan, measured, today).ratio
+        return measured.ratio
 
     def _why_not_timed(self, values: Mapping[str, Any]) -> str:
         if time.monotonic() > self._end and values:

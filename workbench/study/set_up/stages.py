@@ -22,6 +22,7 @@ import optuna
 
 from workbench.study.answer.confirming import FEWEST_PAIRS
 from workbench.study.answer.selection import FORM_OF, first_contender, is_taken_apart
+from workbench.study.ask.search_space import GIVEN
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import Trained
@@ -31,12 +32,11 @@ from workbench.study.set_up.attribution import Attributor, is_explained
 from workbench.study.set_up.runtime_choice import RUNTIME_SHARE, runtime_ratio
 from workbench.study.set_up.standing import MOST_SEEDS, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN, best_plain, next_plain
-from workbench.study.store.stored_records import GIVEN
 
 _EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
 _SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
 _PLAIN_SEEDS = 2  # of a plan of tuned plain, at most: runs on the confirmation's seeds tell how good it is
-# Of a step's time: a runtime that saves less is not tried by itself, since it would end the search for more.
+# Of a step's time: a runtime that saves less is tried by itself at last alone, since it would end the search for more.
 _WORTH_ALONE = 0.75
 _SEARCHED_ON = 0.4  # share of the time until the confirmation that the search goes on if nothing leads any longer
 
@@ -91,7 +91,7 @@ def try_plain_in_runtime(search: Search) -> None:
 def try_runtime_alone(search: Search, *, however_little: bool) -> None:
     """Train the task as given in the chosen runtime: a gain, where no other plan keeps the quality.
 
-    What saves little is left, unless ``however_little`` counts as nothing else is searched.
+    What saves little is left, unless ``however_little`` counts, as nothing else is searched or there is no time to.
     """
     if runtime_ratio(search.study.user_attrs) < (1.0 if however_little else _WORTH_ALONE):
         _train_in_runtime(search, {})
@@ -134,12 +134,14 @@ class Timetable:
     def ends_of_search(self) -> list[float | None]:
         """Return when a search ends: first if it has found something, else later, at last with all the time there is.
 
-        The second end leaves time for a test of the fewest pairs.
+        The second end leaves time for a test of the fewest pairs, of the chosen runtime alone if nothing else is there.
         """
         first, deadline = self.confirmation_begins(), self.deadline
         if first is None or deadline is None or first == deadline:
             return [first]
-        later = deadline - _SLACK * FEWEST_PAIRS * _seconds_by_clock(self.study, 1.0, _EXPECTED_TIME) / self.places
+        runtime = runtime_ratio(self.study.user_attrs)
+        expected = max(_EXPECTED_TIME, runtime if runtime < 1.0 else 0.0)
+        later = deadline - _SLACK * FEWEST_PAIRS * _seconds_by_clock(self.study, 1.0, expected) / self.places
         return [first, max(first, later), deadline]
 
     def confirmation_begins(self) -> float | None:

@@ -20,14 +20,14 @@ from workbench.config import BoostConfig
 from workbench.core.paired_bounds import paired_drops, run_time_ratio
 from workbench.core.records import CandidateRecord, TunedPlain
 from workbench.study.answer.confirmation_rounds import ConfirmationRounds
-from workbench.study.ask.search_space import Dimension
+from workbench.study.ask.search_space import GIVEN, Dimension
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import plain, read_record
 from workbench.study.run.objective import finished_baseline
 from workbench.study.set_up.standing import Standing, TrainedPlan, standing_of
 from workbench.study.set_up.total_time import compile_seconds
-from workbench.study.store.stored_records import GIVEN, allowed_drop_of, keep
+from workbench.study.store.stored_records import allowed_drop_of, keep
 
 PLAIN = "tuned_plain"  # user attribute of a trial of tuned plain
 

@@ -16,6 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
+from workbench.study.ask.search_space import GIVEN
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyChangedError
 from workbench.study.run.job import SpeedMeasured, Trained, plain, read_record
@@ -24,7 +25,6 @@ from workbench.study.store.ended_trials import FINISHED
 from workbench.study.store.study_storage import seconds_of
 
 RUN_METRICS = "run_metrics"  # attribute of a trial that is trained on several seeds: the final metric on each
-GIVEN = "given"  # attribute of a trial that was not drawn: its parameters by path, on top of the baseline's
 SURPLUS = "surplus"  # attribute of a trial that was not run, since other processes had begun the last ones with it
 _UNCOUNTED = frozenset({"repeats", "skipped", SURPLUS})
 """User attributes of trials that do not count: an equal plan again, one too slow to be trained, or one too many."""
