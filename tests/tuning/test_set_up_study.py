@@ -632,6 +632,21 @@ def test_a_drop_that_lets_nothing_equal_be_confirmed_is_told_before_the_search(
     assert all(note.startswith(start) and end + told in note for note in found)
 
 
+@pytest.mark.parametrize(("spread", "is_told"), [(1.5, True), (0.05, False)])
+def test_where_runs_differ_by_factors_a_logarithm_is_advised(spread: float, is_told: bool, tmp_path: Path) -> None:
+    folder, notes = write(tmp_path / "study", allowed=1e-9, plain_runs=0), set[str]()
+
+    def trained(job: TrainJob, run: Trained) -> Trained:
+        return replace(run, metric=1e-5 * math.exp(spread * (-1) ** job.seed))
+
+    runner = SurfaceRunner(folder, trained=trained)
+    runner.metric_name, runner.higher_is_better = "mse", False
+    run(folder, runner, trials=1, on_progress=lambda progress: notes.add(progress.note))
+    advice = "judged by the logarithm of the mse"
+    (told,) = [note for note in notes if "only set-ups that end clearly better" in note]
+    assert (advice in told) is is_told
+
+
 def test_several_trainers_learn_of_a_set_up_what_one_learns(baseline_known: Path, tmp_path: Path) -> None:
     found = []
     for n_trainers in (0, 3):

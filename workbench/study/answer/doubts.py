@@ -14,6 +14,7 @@ from workbench.study.store.stored_records import allowed_drop_of
 _DEVIATIONS = 2.0  # of a run: the untrained network is evaluated for one seed only
 # Standard deviations of O0 to the allowed drop: twenty pairs then confirm what is better by more than the drop.
 _TIGHT = 4.0
+_BY_FACTORS = 0.5  # standard deviation to mean from which on runs differ by factors
 
 
 def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
@@ -90,7 +91,12 @@ def tight_drop(study: optuna.Study) -> str:
         )
     else:
         return ""
+    mean = Trained.from_json(finished_baseline(study).user_attrs["trained"]).metric
+    advice = (
+        f" Its runs differ by factors: judged by the logarithm of the {metric.name}, a function of outputs and targets, "
+        "set-ups are told apart by far fewer of them."
+    )
     return (
         f"{why}: only set-ups that end clearly better can be confirmed. A larger allowed drop (`--allowed-drop`, or in "
-        "study.toml) lets the search be bolder."
+        f"study.toml) lets the search be bolder.{advice if spread > _BY_FACTORS * mean > 0.0 else ''}"
     )
