@@ -454,8 +454,10 @@ def test_an_evaluation_takes_its_share_of_the_time() -> None:
     question = asked(slow, steps=10_000, minutes=15.0)
     assert question.steps == 900, "fifty runs of 9 s and an evaluation are 15 minutes"
     assert "50" in question.forecast(15.0)
-    with pytest.raises(StudyError, match=r"with an evaluation of 9 s; give it at least 9 minutes"):
-        asked(slow, steps=1000, minutes=5.0)
+    with pytest.raises(StudyError, match=r"with an evaluation of 9 s; give it at least 9 minutes") as refused:
+        asked(slow, steps=1000, minutes=3.0)
+    assert "faster steps alone may be found in 4 minutes" in str(refused.value), "in 25 runs of ten batches"
+    assert parse_study(asked(slow, steps=1000, minutes=4.0).text).finds_steps_alone
 
 
 @pytest.mark.parametrize(

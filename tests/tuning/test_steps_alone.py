@@ -12,8 +12,8 @@ import pytest
 from tests.kit.set_up_search import run, taken_of
 from tests.kit.surface_runner import SurfaceRunner, scaled
 from workbench.config import BoostConfig
-from workbench.study import StudyError, StudyResult, parse_study, read_result
-from workbench.study.run.job import Agreement, AgreementJob, SpeedJob, SpeedMeasured
+from workbench.study import StudyError, StudyResult, TuneProgress, parse_study, read_result
+from workbench.study.run.job import Agreement, AgreementJob, Job, SpeedJob, SpeedMeasured
 
 STUDY = """
 [study]
@@ -72,6 +72,17 @@ def test_the_fastest_of_what_was_timed_is_tested_and_exported(folder: Path) -> N
     assert {one["batch.factor"] for one in timed} == {1.0}
     compiled = [one["runtime.compile"] != "off" for one in timed[:7]]  # then the trial's own
     assert compiled == sorted(compiled), "compiling takes longest"
+
+
+def test_progress_counts_o0_while_steps_are_timed(folder: Path) -> None:
+    told, seen = list[TuneProgress](), list[float]()
+
+    def before(job: Job[Any]) -> None:
+        if isinstance(job, SpeedJob) and told[-1].phase == "search":
+            seen.append(told[-1].done)
+
+    run(folder, SurfaceRunner(folder, truth=lowered_by(0.0), before=before), on_progress=told.append)
+    assert seen[:7] == [1.0] * 7, "then it was tested"
 
 
 def test_what_was_timed_is_told_fastest_first(folder: Path) -> None:

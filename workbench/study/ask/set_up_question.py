@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _OWN_FAMILIES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
 _RATE_MULTIPLES = (1.0, 2.0, 4.0)
 _RUNS_WANTED = 50  # as long as today's that a search should have time for; else it asks at a shorter length
+_RUNS_OF_STEPS = 25  # the same of a search for faster steps alone, which times most of what it compares
 _SHORTEST_HORIZON = 16
 _FEWEST_STEPS = 10  # of a run that shows no more than what a step takes
 _FEWEST_MINUTES = 1.0  # for such runs, since a command takes some seconds to begin
@@ -68,23 +69,30 @@ class _Room:
         """Return how many batches a run of the study has: as many as today, or the most that leave time for others."""
         seconds = 60.0 * self.places * self.minutes / _RUNS_WANTED
         most = int((seconds - self.look.evaluation_seconds) / self.look.step_seconds)
-        if most < min(self.sixteenth, _FEWEST_STEPS):
+        if most >= self.sixteenth:
+            return min(self.steps, most)
+        if self.minutes < self.minutes_for_steps:
             raise self.too_short(has_runtime=True)
-        return min(self.steps, most)
+        return max(most, _FEWEST_STEPS)
 
     @property
     def sixteenth(self) -> int:
         """Batches of the shortest run that is searched for more than faster steps."""
         return math.ceil(self.steps / _SHORTEST_HORIZON)
 
-    def minutes_for(self, steps: int) -> int:
-        """Return how many minutes a search takes whose runs have so many batches."""
+    @property
+    def minutes_for_steps(self) -> int:
+        """Minutes that a search for faster steps alone takes."""
+        return self.minutes_for(min(self.sixteenth, _FEWEST_STEPS), _RUNS_OF_STEPS)
+
+    def minutes_for(self, steps: int, runs: int = _RUNS_WANTED) -> int:
+        """Return how many minutes a search takes that has time for so many runs of so many batches."""
         run_seconds = steps * self.look.step_seconds + self.look.evaluation_seconds
-        return math.ceil(_RUNS_WANTED / self.places * run_seconds / 60.0)
+        return math.ceil(runs / self.places * run_seconds / 60.0)
 
     def too_short(self, *, has_runtime: bool) -> StudyError:
         """Return the error that says how much time is needed."""
-        look, needed, few = self.look, self.minutes_for(self.sixteenth), self.minutes_for(_FEWEST_STEPS)
+        look, needed, few = self.look, self.minutes_for(self.sixteenth), self.minutes_for_steps
         alone = has_runtime and self.minutes < few < needed
         why = (too_many_threads(look.threads) or other_work_now().sentence()) if look.device == "cpu" else ""
         return StudyError(

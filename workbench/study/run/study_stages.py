@@ -77,6 +77,7 @@ class StudyStages:
         if self._finds_set_up and baseline_trial(self.study) is None:
             self.search.objective.trainers = self.trainers()
         self.search.run_baseline(self.deadline)
+        self.watch.trial_finished()
         if sentence := learns_nothing(self.study, self.file) or tight_drop(self.study):
             self.watch.note(sentence)
 
