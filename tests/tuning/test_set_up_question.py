@@ -371,6 +371,11 @@ def test_bfloat16_is_tried_where_it_can_pay(fast: bool) -> None:
 def test_compiling_is_tried_where_a_run_is_long_enough_to_pay_for_it() -> None:
     short, long = asked(steps=180), asked(replace(LOOK, step_seconds=1.0), minutes=600.0)
     assert "too short to pay" in said(short, "torch.compile is left out")
+    cut = asked(steps=20_000, minutes=15.0)
+    assert "compiling takes longer than the 18 s of a run in the search" in said(cut, "torch.compile is left out")
+    less_cut = parse_study(asked(steps=20_000, minutes=30.0).text)
+    assert less_cut.share_of_today == pytest.approx(0.18)
+    assert less_cut.set_up.runtime["runtime.compile"] == ["off", "default"], "it takes a part of the training it is for"
     assert parse_study(long.text).set_up.runtime["runtime.compile"] == ["off", "default"]
 
 

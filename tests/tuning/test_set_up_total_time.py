@@ -63,6 +63,10 @@ def test_compiling_and_a_warm_up_count_in_full_however_short_the_run(file: Study
         plan = plan_of(file, schedule__length=length)
         assert total_time(plan, step, STEPS).ratio == pytest.approx(0.5 * length + 1000.0 / baseline_ms)
         assert total_time(plan, step, STEPS, 50).ratio == pytest.approx(0.5 * length + 1000.0 / baseline_ms + 0.25)
+        of_more = total_time(plan, step, STEPS, share_of_today=0.25).ratio
+        assert of_more == pytest.approx(0.5 * length + 250.0 / baseline_ms), "four times as long, it compiles once"
+        again = total_time(plan, replace(step, cold_again=True), STEPS, share_of_today=0.25).ratio
+        assert again == pytest.approx(0.5 * length + 1000.0 / baseline_ms), "what each run repeats is in its own time"
 
 
 def test_samples_that_are_kept_are_read_once_and_those_that_a_run_does_not_reach_never(file: StudyFile) -> None:

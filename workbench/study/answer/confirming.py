@@ -318,7 +318,7 @@ class Confirmation(ConfirmationRounds):
         """Return how much faster the contender is at a look, by the study's objective."""
         pairs = self.runs.usable_pairs(contender.key, test.first, n_pairs)
         if self.runs.are_timed:
-            compiling = compile_seconds(contender.plan, self.file, self.study.user_attrs)
+            compiling = self.file.share_of_today * compile_seconds(contender.plan, self.file, self.study.user_attrs)
             return paired_bounds.run_time_ratio(
                 [(baseline.seconds, candidate.seconds + compiling) for baseline, candidate in pairs], error=error
             )
@@ -361,7 +361,8 @@ class Confirmation(ConfirmationRounds):
         if not (compiling > 0.0 and sum(saved) > 0.0):
             return ""
         pays = f"which pays off in trainings of more than {math.ceil(compiling / fmean(saved)):,} batches"
-        return f" Its time includes {took} of compiling, timed once, {pays}."
+        share = "" if self.file.share_of_today == 1.0 else "its share of "
+        return f" Its time includes {share}{took} of compiling, timed once, {pays}."
 
     def _measure_step_time(self, contender: Contender) -> None:
         """Time the contender's steps again: it was picked by the search's timing, which therefore flatters it."""

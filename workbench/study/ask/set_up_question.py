@@ -33,7 +33,8 @@ _FEWEST_MINUTES = 1.0  # for such runs, since a command takes some seconds to be
 _CONFIRM_SHARE = 0.38  # of the time
 _EXPECTED_TIME = 0.35  # of a candidate's run relative to today's
 _CANDIDATES = 3  # the leader, its safer form and its bolder one
-_LEAST_SAVED_SECONDS = 20.0  # compiling takes about as long: it is tried only where 30 % of a run is more
+_MOST_SAVED = 0.3  # of a training's time, by compiling
+_LEAST_SAVED_SECONDS = 20.0  # compiling takes about as long: it is tried only where it may save more
 _COMPILING_MINUTES = 5.0  # where steps alone are searched, since a compiler takes most of a minute
 
 
@@ -173,10 +174,7 @@ def _for_set_ups(room: _Room, horizon: int, left_out: list[str]) -> dict[str, An
             f"optimizer is given; a linear one from its highest, {highest}, takes its place."
         )
     space = _space(look, left_out)
-    seconds = horizon * look.step_seconds
-    pays = 0.3 * seconds > _LEAST_SAVED_SECONDS
-    too_short = "" if pays else f"a run of {format_duration(seconds)} is too short to pay for compiling"
-    runtime = _runtime(look, too_short, left_out)
+    runtime = _runtime(look, _not_compiled(horizon * look.step_seconds, steps * look.step_seconds), left_out)
     return {
         "study": {"n_trials": 1000, "objective": "time_to_quality"},
         "baseline": _low_precision(look, runtime),
@@ -190,6 +188,15 @@ def _for_set_ups(room: _Room, horizon: int, left_out: list[str]) -> dict[str, An
         },
         "space": space,
     }
+
+
+def _not_compiled(run_seconds: float, todays_seconds: float) -> str:
+    """Return why compiling is not tried, where runs of a study are as long as today's training or a part of it."""
+    if _MOST_SAVED * todays_seconds <= _LEAST_SAVED_SECONDS:
+        return f"a run of {format_duration(run_seconds)} is too short to pay for compiling"
+    if run_seconds <= _LEAST_SAVED_SECONDS:  # each process of the search compiles for every kind of step
+        return f"compiling takes longer than the {format_duration(run_seconds)} of a run in the search"
+    return ""
 
 
 def _for_steps(room: _Room, horizon: int, left_out: list[str]) -> dict[str, Any]:

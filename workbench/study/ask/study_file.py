@@ -128,6 +128,12 @@ class StudyFile(Part):
         return self.study.objective == "speed" and bool(self.set_up.runtime) and not self.space
 
     @property
+    def share_of_today(self) -> float:
+        """What share of today's training a run of the study is, by loader batches."""
+        today = self.set_up.todays_steps
+        return 1.0 if today is None else self.study.budget_steps / today
+
+    @property
     def _asked_space(self) -> SearchedSpace:
         return SearchedSpace(read_space(self.space), self.base_config(), self.plans)
 

@@ -323,7 +323,7 @@ class Attributor:
         """Return the time of a step and of a whole run of a set-up."""
         plan = self.file.plans.resolve(self._ground.with_values(values), "O1")
         step = self.times.measured(plan)
-        return step, total_time(plan, step, self.file.study.budget_steps)
+        return step, total_time(plan, step, self.file.study.budget_steps, share_of_today=self.file.share_of_today)
 
     def _needed_at(
         self, values: Mapping[str, Any], length: float, spread: float = math.nan, freedom: int = 30, runs: Runs = ()

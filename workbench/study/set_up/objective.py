@@ -157,7 +157,8 @@ class SetUpObjective(Objective):
         baseline = self._stored_baseline()
         self._times.read_again()
         steps = self._file.study.budget_steps
-        speed = total_time(plan, self._times.measured(plan, warm_up), steps, warm_up.steps)
+        share = self._file.share_of_today
+        speed = total_time(plan, self._times.measured(plan, warm_up), steps, warm_up.steps, share_of_today=share)
         trial.set_user_attr("step_key", plan.step_key())
         trial.set_user_attr("speed", speed.to_json())
         self._database.write(id_of(trial))

@@ -69,11 +69,18 @@ class ProposingSampler(WholeSpaceSampler):
             return first[max(begun, 0)].parameters
         n_confirming = int(attributes["usual_seeds"])
         standing = standing_of(trials, self._space.dimensions, allowed_drop_of(attributes), n_confirming, attributes)
-        steps = int(attributes["study_file"]["study"]["budget_steps"])
-        return self._most_promising(standing, trials, known_step_times(attributes), steps)
+        asked = attributes["study_file"]
+        steps = int(asked["study"]["budget_steps"])
+        share = steps / (asked["set_up"].get("todays_steps") or steps)
+        return self._most_promising(standing, trials, known_step_times(attributes), steps, share)
 
     def _most_promising(
-        self, standing: Standing, trials: Sequence[FrozenTrial], known: Mapping[str, SpeedMeasured], steps: int
+        self,
+        standing: Standing,
+        trials: Sequence[FrozenTrial],
+        known: Mapping[str, SpeedMeasured],
+        steps: int,
+        share_of_today: float,
     ) -> Mapping[str, Any]:
         tried = {one.user_attrs["plan_key"] for one in trials if "plan_key" in one.user_attrs}
         best = standing.ranking[:3] or sorted(standing.sure, key=lambda one: -standing.sure[one])[:3]
@@ -94,7 +101,7 @@ class ProposingSampler(WholeSpaceSampler):
             kinds = kinds_of_steps(plan, self._space.plans, passes_of(plan, steps))
             timed = [(known[kind.step_key()], share) for kind, share in kinds if kind.step_key() in known]
             step = mean_step(timed) if len(timed) == len(kinds) else guess(values)
-            time = total_time(plan, step, steps).ratio
+            time = total_time(plan, step, steps, share_of_today=share_of_today).ratio
             if time < _LEAST_GAIN * standing.best_time:
                 plans.append((values, time, len(kinds) - len(timed)))
         if not plans:

@@ -21,15 +21,16 @@ from workbench.config import SWITCHES, BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
-from workbench.study.run.job import AgreementJob
-from workbench.study.set_up.total_time import StepTimes, total_time
+from workbench.study.run.job import AgreementJob, SpeedMeasured
+from workbench.study.set_up.total_time import StepTimes, passes_of, total_time
 
 _CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
-_BATCH_FACTORS = (1.0, 4.0)
+_BATCH_FACTORS: tuple[float, ...] = (1.0, 4.0)
 RUNTIME_SHARE = 0.2  # of the time of a search for a set-up, after which nothing more is timed
 _THREADS, _DATA, _COMPILE = "runtime.threads", "runtime.data", "runtime.compile"
 _FIRST = (_THREADS, _DATA, "runtime.cuda_graph")
 _LAST = ("runtime.cuda_graph", _DATA, "runtime.matmul_precision", "runtime.cudnn_benchmark")
+_USUAL_LENGTH = 0.35  # of a set-up's run, relative to today's: the shorter it is, the more compiling has to save
 _FEWEST_TOLD = 2  # runtimes: of fewer the answer says it all
 _OF_A_NETWORK = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a network may raise that is called with other batches, in another format or compiled."""
@@ -74,7 +75,7 @@ def steps_timed(file: StudyFile, attributes: Mapping[str, Any]) -> str:
     for row in attributes.get(_CHOICE, {}).get("measured", []):
         if row["values"] and row["ratios"] and not row["message"]:
             summary = file.plans.resolve(base.with_values(row["values"]), "O0").summary()
-            shares.setdefault(summary, row["ratios"][0])
+            shares.setdefault(summary, row["ratios"][0] + row["at_first"][0])
     if len(shares) < _FEWEST_TOLD:
         return ""
     told = "; ".join(f"{share:.2f} {summary}" for summary, share in sorted(shares.items(), key=lambda one: one[1]))
@@ -163,7 +164,9 @@ class _RuntimeTiming:
         self._times, self._end, self._file = times, end, times.file
         self._base = self._file.base_config().with_values({"boost.mode": "disable_all"})
         self._device = devices.select_device(self._file.study.device)
-        self._factors = _BATCH_FACTORS[:1] if self._file.finds_steps_alone else _BATCH_FACTORS
+        alone = self._file.finds_steps_alone
+        self._factors = _BATCH_FACTORS[:1] if alone else _BATCH_FACTORS
+        self._length = 1.0 if alone else _USUAL_LENGTH
         self._has_bfloat16 = devices.has_fast_bfloat16(self._device)
 
     def changes(self, values: Mapping[str, Any]) -> bool:
@@ -172,27 +175,33 @@ class _RuntimeTiming:
 
     def row(self, values: Mapping[str, Any], n_needed: int) -> dict[str, Any]:
         """Time values; a row has as many ratios as needed, or none and a message."""
-        row: dict[str, Any] = {"values": values, "ratios": [], "message": self._why_not_timed(values)}
+        row: dict[str, Any] = {"values": values, "ratios": [], "at_first": []}
+        row["message"] = self._why_not_timed(values)
         try:
             for factor in self._factors if not row["message"] else ():
                 plan = self._file.plans.resolve(self._base.with_values({**values, "batch.factor": factor}), "O0")
-                row["ratios"].append(self._mean_step(plan) / factor)
+                step = self._times.measured(plan)
+                row["ratios"].append(step.ratio / factor)
+                row["at_first"].append(self._at_first(plan, step))
         except StudyStoppedError:
             raise
         except _OF_A_NETWORK as error:  # a compiler that fails ends nothing
             if row["ratios"] and is_out_of_memory(error):
                 row["no_room"] = self._factors[len(row["ratios"])]
             if len(row["ratios"]) < n_needed:
-                row["message"], row["ratios"] = f"{type(error).__name__}: {error}", []
+                row |= {"message": f"{type(error).__name__}: {error}", "ratios": [], "at_first": []}
         return row
 
-    def _mean_step(self, plan: Plan) -> float:
-        """Return a step's time; where nothing else is searched that of today's training, which compiles but once."""
-        measured = self._times.measured(plan)
-        today = self._file.set_up.todays_steps
-        if self._file.finds_steps_alone and today is not None:
-            return total_time(plan, measured, today).ratio
-        return measured.ratio
+    def _at_first(self, plan: Plan, step: SpeedMeasured) -> float:
+        """Return what is done once, such as compiling, as a share of the baseline's run that it is spread over.
+
+        That is today's training where nothing else is searched.
+        """
+        steps, share = self._file.study.budget_steps, self._file.share_of_today
+        if self._file.finds_steps_alone:
+            steps, share = round(steps / share), 1.0
+        whole = total_time(plan, step, steps, share_of_today=share)
+        return whole.ratio - step.ratio * passes_of(plan, steps) / steps
 
     def _why_not_timed(self, values: Mapping[str, Any]) -> str:
         if time.monotonic() > self._end and values:
@@ -206,7 +215,12 @@ class _RuntimeTiming:
         """Return the fastest row that agrees with the baseline, as what is ``chosen`` does; others get a message."""
         n_ratios = max(1, len(chosen["ratios"]))
         able = [row for row in (chosen, *tried) if row["ratios"]]
-        for row in sorted(able, key=lambda row: math.prod(row["ratios"][:n_ratios])):
+
+        def time_of(row: Mapping[str, Any]) -> float:
+            parts = zip(row["ratios"][:n_ratios], row["at_first"], strict=False)
+            return float(math.prod(ratio + at_first / self._length for ratio, at_first in parts))
+
+        for row in sorted(able, key=time_of):
             if row is not chosen:
                 row["message"] = self._disagreement(row["values"])
             if not row["message"]:

@@ -95,14 +95,17 @@ def known_step_times(attributes: Mapping[str, Any]) -> dict[str, SpeedMeasured]:
     return {name.removeprefix(_KEY): SpeedMeasured.from_json(value) for name, value in stored.items()}
 
 
-def total_time(plan: Plan, step: SpeedMeasured, steps: int, warm_up_steps: int = 0) -> SpeedMeasured:
+def total_time(
+    plan: Plan, step: SpeedMeasured, steps: int, warm_up_steps: int = 0, *, share_of_today: float = 1.0
+) -> SpeedMeasured:
     """Return the time of a plan's whole run relative to the baseline's, with the interval that its step time gives.
 
-    ``steps`` are the loader batches of today's run; before the plan's there may be micro-batches of the baseline.
+    ``steps`` are the loader batches of the baseline's run; before the plan's there may be micro-batches of the
+    baseline. Where that run is but a share of today's training, it bears that share of compiling.
     """
     passes = passes_of(plan, steps)
     read = min(passes * plan.config.part(BatchSection).factor, step.epoch)
-    extra_ms = step.cold_ms + step.reading_ms * read
+    extra_ms = step.cold_ms * (1.0 if step.cold_again else share_of_today) + step.reading_ms * read
     once = extra_ms / (steps * step.baseline_ms) if math.isfinite(step.baseline_ms) else 0.0
     ratio, low, high = (once + (warm_up_steps + passes * one) / steps for one in (step.ratio, step.low, step.high))
     return replace(step, ratio=ratio, low=low, high=high)
@@ -111,8 +114,9 @@ def total_time(plan: Plan, step: SpeedMeasured, steps: int, warm_up_steps: int =
 def compile_seconds(plan: Plan, file: StudyFile, attributes: Mapping[str, Any]) -> float:
     """Return how long the first steps of a plan's run compile, as the search has timed it; 0 where nothing is compiled.
 
-    It is part of a run's total time, and of a training in a process of its own; a study's runs after the first find
-    everything compiled. What every run has to repeat, such as capturing CUDA graphs, is in its own time.
+    It is part of a training in a process of its own, and so of a run's total time: a share of it where the training is
+    longer (`StudyFile.share_of_today`). A study's runs after the first find everything compiled. What every run has to
+    repeat, such as capturing CUDA graphs, is in its own time.
     """
     from workbench.core import devices
 

@@ -135,7 +135,7 @@ def compare_with_plain(confirmation: ConfirmationRounds, exported: Sequence[Cand
         metrics = [(a.metric, b.metric) for a, b in beside if a and b and a.is_usable and b.is_usable]
         drops = paired_drops(metrics, higher_is_better=confirmation.metric.higher_is_better)
         answer = replace(known, drop=sum(drops) / len(drops) if drops else math.nan)
-        compiling = compile_seconds(taken, file, study.user_attrs)
+        compiling = file.share_of_today * compile_seconds(taken, file, study.user_attrs)
         in_turn = [pair for seed in every if (pair := runs.together(seed, plan.key(), taken.key()))]
         seconds = [(a.seconds, b.seconds + compiling) for a, b in in_turn if a.is_usable and b.is_usable]
         if len(seconds) >= _FEWEST_PAIRS:
