@@ -374,6 +374,20 @@ def test_where_no_shorter_run_keeps_the_quality_the_faster_runtime_alone_is_a_ga
     assert factors["amp O2 float16"] == pytest.approx(1.0 / (0.8 * of_usual))
 
 
+def test_where_seeds_differ_by_more_than_may_be_lost_the_runtime_alone_is_exported_undecided(
+    tmp_path: Path,
+) -> None:
+    """Nothing is sure then, and it computes what O0 does; amp O2 takes 0.8 of the time."""
+    folder = write(
+        tmp_path / "study", space=LINEAR, plain_runs=0, set_up='[set_up.runtime]\n"amp.level" = ["O0", "O2"]'
+    )
+    result = run(folder, SurfaceRunner(folder, noise=0.3, seed=1, truth=whole_runs_alone), trials=3)
+    taken, config = taken_of(result)
+    assert (taken.verdict, config.amp.level, config.part(ScheduleSection).length) == ("undecided", "O2", 1.0)
+    assert taken.drop > taken.allowed_drop, "which is luck"
+    assert "Losses and first gradient agree with O0's within rounding" in taken.sentence
+
+
 def with_amp_taking(share: float, folder: Path) -> SurfaceRunner:
     """Return a runner where amp O2 takes a share of its usual time, and shorter runs lose little."""
 

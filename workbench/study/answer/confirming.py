@@ -23,9 +23,8 @@ from workbench.core.records import CandidateRecord, Verdict, timed_per
 from workbench.core.text import format_duration
 from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_rounds import ConfirmationRounds
-from workbench.study.answer.doubts import finds_steps_alone
 from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
-from workbench.study.answer.selection import Contender
+from workbench.study.answer.selection import Contender, computing_as_o0
 from workbench.study.ask.plans import needs_warm_up
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import SpeedMeasured
@@ -264,7 +263,7 @@ class Confirmation(ConfirmationRounds):
         )
         if needs_warm_up(contender.plan):
             sentence = f"After a warm-up of {self.file.warm_up_steps} batches of O0. {sentence}"
-        if finds_steps_alone(self.study, self.file):
+        if contender.trial.number in computing_as_o0(self.study):
             sentence += (
                 " Losses and first gradient agree with O0's within rounding; comparing two shows how trainings end."
             )

@@ -23,7 +23,7 @@ from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.not_exported import faster_untested, nothing_found
 from workbench.study.answer.notes import Notes, note_trial, with_notes
-from workbench.study.answer.selection import select, with_policy
+from workbench.study.answer.selection import computing_as_o0, select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
@@ -209,8 +209,8 @@ def _result(
             continue
         steps_alone = finds_steps_alone(study, file)
         nothing = nothing_found(trials, float(drop), metric.name, file, steps_alone=steps_alone)
-        accepts = {"require_confirmed": require_confirmed, "steps_alone": steps_alone}
-        choice = select(target, candidates, nothing=nothing, **accepts)
+        as_o0 = computing_as_o0(study)
+        choice = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed, as_o0=as_o0)
         tested = {one.trial_number for one in candidates if one.target == target}
         untested = faster_untested(choice, trials, tested, attributes)
         choices[target] = replace(choice, others=(*choice.others, *untested))

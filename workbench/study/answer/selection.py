@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,13 +150,20 @@ def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile
     only while that is sure or a safer form is tested, too); set-ups with an idle part do not compete. If only tuned
     plain is sure enough, the one that most probably keeps the quality is tested before it. If several are tested, the
     leader's safer form comes before it and its bolder one after it: a fixed order keeps the full level as long as all
-    before were confirmed (`planned_tests`), so a form that turns out too bold costs only its runs.
+    before were confirmed (`planned_tests`), so a form that turns out too bold costs only its runs. The runtime alone is
+    last: where runs differ by far more than may be lost nothing is sure, and it computes what O0 does.
     """
     numbers, times = _by_time(study, file, allowed)
     if file.confirm.candidates > 1:
         numbers = _with_forms(numbers, study.get_trials(deepcopy=False), times)
     by_number = {record.number: record for record in records}
-    return [by_number[number] for number in numbers]
+    as_o0 = [one for one in sorted(computing_as_o0(study)) if one in by_number and times.get(one, 1.0) < 1.0]
+    return [by_number[number] for number in dict.fromkeys([*numbers, *as_o0])]
+
+
+def computing_as_o0(study: optuna.Study) -> frozenset[int]:
+    """Return the trials that compute what O0 does, within rounding: of the chosen runtime, and nothing else."""
+    return frozenset(one.number for one in study.get_trials(deepcopy=False) if one.user_attrs.get(GIVEN) == {})
 
 
 def first_contender(study: optuna.Study, file: StudyFile) -> int | None:
@@ -199,20 +206,20 @@ def select(
     *,
     nothing: str = "",
     require_confirmed: bool = False,
-    steps_alone: bool = False,
+    as_o0: Collection[int] = (),
 ) -> Choice:
     """Choose what an export takes.
 
     A confirmed candidate comes before all others; of several, the one with the largest speed-up over the seeds. If
     none is confirmed, it is the first in the search's order with an open verdict, a speed-up interval above 1 and an
-    allowed mean drop over the seeds; an untested one only if none was tested. Of faster ``steps_alone``, which compute
-    what O0's do, any mean drop is allowed that refutes nothing. Otherwise it is O0, with a sentence that says so and
-    includes ``nothing``: what the search came to (`nothing_found`).
+    allowed mean drop over the seeds; an untested one only if none was tested. Of trials that compute what O0 does any
+    mean drop is allowed that refutes nothing. Otherwise it is O0, with a sentence that says so and includes
+    ``nothing``: what the search came to (`nothing_found`).
     """
     mine = [one for one in candidates if one.target == target]
     taken = max((one for one in mine if one.verdict is Verdict.CONFIRMED), key=lambda one: one.speedup, default=None)
     tested = [one for one in mine if one.n_seeds > 0]
-    promising = [one for one in tested or mine if _is_promising(one, steps_alone)]
+    promising = [one for one in tested or mine if _is_promising(one, as_o0)]
     if taken is None and not require_confirmed:
         taken = next(iter(promising), None)
     others = tuple(_why_not(one, taken) for one in mine if one is not taken)
@@ -229,8 +236,9 @@ def select(
     return Choice(target, None, f"O0 is exported: {words}.", others)
 
 
-def _is_promising(candidate: CandidateRecord, steps_alone: bool) -> bool:
-    is_allowed = steps_alone or math.isnan(candidate.drop) or candidate.drop <= candidate.allowed_drop
+def _is_promising(candidate: CandidateRecord, as_o0: Collection[int]) -> bool:
+    is_allowed = math.isnan(candidate.drop) or candidate.drop <= candidate.allowed_drop
+    is_allowed = is_allowed or candidate.trial_number in as_o0
     return candidate.verdict is Verdict.UNDECIDED and candidate.speedup_low > 1.0 and is_allowed
 
 

@@ -206,6 +206,12 @@ class SearchedSpace:
         return Suggestion(level, config.with_values(unset), values)
 
 
+def stated(given: Mapping[str, Any], ground: BoostConfig) -> Suggestion:
+    """Return a trial's configuration with given values, by path, on top of a ground; at level O1 if none is given."""
+    values = {path: value for path, value in given.items() if path != "level"}
+    return Suggestion(str(given.get("level", "O1")), ground.with_values({"boost.mode": "manual"} | values), given)
+
+
 def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> Suggestion:
     """Draw one trial's configuration, see `SearchedSpace.suggest`."""
     return SearchedSpace(tuple(dimensions), base, plans).suggest(trial)

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import BoostConfig, ConfigError, Plan
 from workbench.core.metric_scale import MetricScale
-from workbench.study.ask.search_space import GIVEN, Suggestion, all_off, suggest
+from workbench.study.ask.search_space import GIVEN, Suggestion, all_off, stated, suggest
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyFailedError
 from workbench.study.run.job import Monitor, RunStep, SpeedMeasured, Trained, plain
@@ -43,8 +43,7 @@ _TIMED_AS_MEASURED = frozenset({"speed", "time_to_quality"})
 
 Curve = Sequence[tuple[int, float]]
 
-AS_O0 = SpeedMeasured(1.0, 1.0, 1.0)
-"""The speed of O0 itself, and of what was not timed."""
+AS_O0 = SpeedMeasured(1.0, 1.0, 1.0)  # the speed of O0 itself, and of what was not timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +258,9 @@ class Objective:
         trial.set_user_attr("allowed_drop", drops[self._file.allowed_drop.target])
 
     def _drawn(self, trial: optuna.Trial) -> Suggestion:
-        given = trial.user_attrs.get(GIVEN)
-        if given is None:
+        if (given := trial.user_attrs.get(GIVEN)) is None:
             return suggest(trial, self._dimensions, self._start(), self._plans)
-        level = str(given.get("level", "O1"))
-        values = {path: value for path, value in given.items() if path != "level"}
-        ground = ground_of(self._base, self._study.user_attrs)
-        return Suggestion(level, ground.with_values({"boost.mode": "manual"} | values), given)
+        return stated(given, ground_of(self._base, self._study.user_attrs))
 
     def _start(self) -> BoostConfig:
         return self._base

@@ -18,7 +18,7 @@ from workbench.study.answer.doubts import finds_steps_alone, learns_nothing, tig
 from workbench.study.answer.freezing_limits import measure_freezing_limits
 from workbench.study.answer.loss_scale_policy import tune_loss_scale
 from workbench.study.answer.result import StudyResult, write_answer
-from workbench.study.answer.selection import contenders, select
+from workbench.study.answer.selection import computing_as_o0, contenders, select
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.experimenter import CHECKPOINTS
@@ -190,8 +190,8 @@ class StudyStages:
         if self._finds_set_up:
             study.set_user_attr(_BEGUN, open_stage or _ATTRIBUTION)
             targets = dict.fromkeys(one.target for one in candidates)
-            alone = finds_steps_alone(study, file)
-            chosen = [select(target, candidates, steps_alone=alone).candidate for target in targets]
+            as_o0 = computing_as_o0(study)
+            chosen = [select(target, candidates, as_o0=as_o0).candidate for target in targets]
             taken = [one for one in chosen if one is not None]
             compare_with_plain(confirmation, taken)
             watch.phase("attribution")
