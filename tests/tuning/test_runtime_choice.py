@@ -138,6 +138,16 @@ def test_compiling_is_chosen_where_it_saves_more_than_it_takes(
     assert (values.get("runtime.compile") == "default") is compiles
 
 
+def test_slow_first_steps_without_a_compiler_are_luck(tmp_path: Path) -> None:
+    class Runner(TimedRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            found = super().run(job, monitor)
+            return replace(found, cold_ms=1e3) if isinstance(job, SpeedJob) else found
+
+    values, _, _ = chosen(tmp_path, LAYOUTS, {("runtime.memory_format", "channels_last"): 0.8}, make=Runner)
+    assert values == {"runtime.memory_format": "channels_last"}
+
+
 @pytest.mark.parametrize("alone", [0.5, 1.1])
 def test_graphs_are_tried_before_the_layout_and_if_they_lose_then_on_top_of_it(tmp_path: Path, alone: float) -> None:
     choices = '"runtime.cuda_graph" = [true]\n"runtime.memory_format" = ["contiguous", "channels_last"]'

@@ -13,12 +13,14 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import optuna
 
 from workbench.config import SWITCHES, BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
+from workbench.methods.runtime.section import RuntimeSection
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import AgreementJob, SpeedMeasured
@@ -193,10 +195,12 @@ class _RuntimeTiming:
         return row
 
     def _at_first(self, plan: Plan, step: SpeedMeasured) -> float:
-        """Return what is done once, such as compiling, as a share of the baseline's run that it is spread over.
+        """Return what compiling and reading once take, as a share of the baseline's run that they are spread over.
 
         That is today's training where nothing else is searched.
         """
+        if plan.config.part(RuntimeSection).compile == "off":
+            step = replace(step, cold_ms=0.0)  # a few slow steps, which differ by luck
         steps, share = self._file.study.budget_steps, self._file.share_of_today
         if self._file.finds_steps_alone:
             steps, share = round(steps / share), 1.0
