@@ -454,6 +454,14 @@ def test_several_runs_at_a_time_are_longer_and_need_fewer_minutes() -> None:
     assert parse_study(ask(LOOK, "mine.py:task", steps=100_000, minutes=needed, **two).text).set_up.plain_rates
 
 
+@pytest.mark.parametrize("steps", [5, 160])
+def test_of_few_long_steps_no_run_is_longer_than_today_s(steps: int) -> None:
+    """Runs of ten batches, which a search for faster steps has at least, are no small part of such a training."""
+    with pytest.raises(StudyError, match="too short a time to search a training") as refused:
+        asked(replace(LOOK, step_seconds=20.0), steps=steps, minutes=0.8 * math.ceil(steps / 16) * 50 / 3)
+    assert "faster steps alone" not in str(refused.value)
+
+
 def test_an_evaluation_takes_its_share_of_the_time() -> None:
     slow = replace(LOOK, evaluation_seconds=9.0)
     question = asked(slow, steps=10_000, minutes=15.0)

@@ -656,7 +656,7 @@ def test_where_runs_differ_by_factors_a_logarithm_is_advised(spread: float, is_t
     runner = SurfaceRunner(folder, trained=trained)
     runner.metric_name, runner.higher_is_better = "mse", False
     run(folder, runner, trials=1, on_progress=lambda progress: notes.add(progress.note))
-    advice = "judged by the logarithm of the mse"
+    advice = "with the logarithm of the mse as the metric"
     (told,) = [note for note in notes if "only set-ups that end clearly better" in note]
     assert (advice in told) is is_told
 

@@ -93,8 +93,8 @@ def tight_drop(study: optuna.Study) -> str:
         return ""
     mean = Trained.from_json(finished_baseline(study).user_attrs["trained"]).metric
     advice = (
-        f" Its runs differ by factors: judged by the logarithm of the {metric.name}, a function of outputs and "
-        "targets, set-ups are told apart by fewer of them."
+        f" Its runs differ by factors: with the logarithm of the {metric.name} as the metric, a function of outputs "
+        "and targets, fewer runs are needed to compare set-ups."
     )
     return (
         f"{why}: only set-ups that end clearly better can be confirmed. A larger allowed drop (`--allowed-drop`, or in "

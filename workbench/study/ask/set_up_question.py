@@ -82,9 +82,9 @@ class _Room:
         return math.ceil(self.steps / _SHORTEST_HORIZON)
 
     @property
-    def minutes_for_steps(self) -> int:
-        """Minutes that a search for faster steps alone takes."""
-        return self.minutes_for(min(self.sixteenth, _FEWEST_STEPS), _RUNS_OF_STEPS)
+    def minutes_for_steps(self) -> float:
+        """Minutes that a search for faster steps alone takes; infinity where its runs are no part of a sixteenth."""
+        return self.minutes_for(_FEWEST_STEPS, _RUNS_OF_STEPS) if self.sixteenth > _FEWEST_STEPS else math.inf
 
     def minutes_for(self, steps: int, runs: int = _RUNS_WANTED) -> int:
         """Return how many minutes a search takes that has time for so many runs of so many batches."""
