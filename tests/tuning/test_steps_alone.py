@@ -14,6 +14,7 @@ from tests.kit.surface_runner import SurfaceRunner, scaled
 from workbench.config import BoostConfig
 from workbench.study import StudyError, StudyResult, TuneProgress, parse_study, read_result
 from workbench.study.run.job import Agreement, AgreementJob, Job, SpeedJob, SpeedMeasured
+from workbench.study.set_up.runtime_choice import steps_timed
 
 STUDY = """
 [study]
@@ -89,6 +90,13 @@ def test_what_was_timed_is_told_fastest_first(folder: Path) -> None:
     (told,) = [one for one in searched(folder)[0].messages if "shares of O0's" in one]
     assert told.startswith("Mean steps that were timed, as shares of O0's: 0.80 amp O2 bfloat16")
     assert told.count(";") == 6, "seven besides O0"
+
+
+def test_a_study_that_did_not_store_what_is_done_once_is_still_told() -> None:
+    row = {"values": {"amp.level": "O2"}, "ratios": [0.8], "message": ""}
+    laid_out = {"values": {"runtime.memory_format": "channels_last"}, "ratios": [0.9], "message": ""}
+    told = steps_timed(parse_study(STUDY), {"runtime_choice": {"values": {}, "measured": [row, laid_out]}})
+    assert told == "Mean steps that were timed, as shares of O0's: 0.80 amp O2 bfloat16; 0.90 channels_last."
 
 
 @pytest.mark.parametrize(("seconds", "compiles"), [(10.0, True), (200.0, False)])

@@ -77,7 +77,8 @@ def steps_timed(file: StudyFile, attributes: Mapping[str, Any]) -> str:
     for row in attributes.get(_CHOICE, {}).get("measured", []):
         if row["values"] and row["ratios"] and not row["message"]:
             summary = file.plans.resolve(base.with_values(row["values"]), "O0").summary()
-            shares.setdefault(summary, row["ratios"][0] + row["at_first"][0])
+            at_first = row.get("at_first", [0.0])[0]  # studies begun before it was stored have none
+            shares.setdefault(summary, row["ratios"][0] + at_first)
     if len(shares) < _FEWEST_TOLD:
         return ""
     told = "; ".join(f"{share:.2f} {summary}" for summary, share in sorted(shares.items(), key=lambda one: one[1]))
