@@ -348,6 +348,24 @@ def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_qua
     assert read_result(folder).choice_sentences == result.choice_sentences
 
 
+@pytest.mark.parametrize(
+    ("today", "truth", "is_told"),
+    [(2000, whole_runs_alone, True), (None, whole_runs_alone, False), (2000, true_metric, False)],
+    ids=["cut", "whole", "cut, and shorter ones do"],
+)
+def test_a_search_cut_short_says_where_no_shorter_run_keeps_the_quality(
+    tmp_path: Path, today: int | None, truth: Callable[[BoostConfig], float], is_told: bool
+) -> None:
+    set_up = f"attribution_share = 0.0\ntodays_steps = {today}" if today else "attribution_share = 0.0"
+    folder = write(tmp_path / "study", space=LINEAR, plain_runs=3, set_up=set_up, n_trials=8)
+    result = run(folder, SurfaceRunner(folder, noise=0.002, truth=truth))
+    assert (result.chosen == {"o1": "O0"}) is (truth is whole_runs_alone)
+    told = [one for one in result.messages if "shorter trainings that were tried surely keeps the quality" in one]
+    assert len(told) == is_told
+    assert all("The 200 of today's 2000 batches" in one for one in told)
+    assert read_result(folder).messages == result.messages
+
+
 @pytest.mark.parametrize("of_usual", [0.75, 1.1])
 def test_where_no_shorter_run_keeps_the_quality_the_faster_runtime_alone_is_a_gain(
     tmp_path: Path, of_usual: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -75,15 +76,17 @@ def test_the_fastest_of_what_was_timed_is_tested_and_exported(folder: Path) -> N
     assert compiled == sorted(compiled), "compiling takes longest"
 
 
-def test_progress_counts_o0_while_steps_are_timed(folder: Path) -> None:
-    told, seen = list[TuneProgress](), list[float]()
+def test_progress_counts_what_was_timed(folder: Path) -> None:
+    told, seen = list[TuneProgress](), list[TuneProgress]()
 
     def before(job: Job[Any]) -> None:
-        if isinstance(job, SpeedJob) and told[-1].phase == "search":
-            seen.append(told[-1].done)
+        if isinstance(job, SpeedJob) and told[-1].phase == "timing":
+            seen.append(told[-1])
 
     run(folder, SurfaceRunner(folder, truth=lowered_by(0.0), before=before), on_progress=told.append)
-    assert seen[:7] == [1.0] * 7, "then it was tested"
+    assert [(one.done, one.total) for one in seen] == [(float(done), 7.0) for done in range(7)]
+    phases = [phase for phase, _ in itertools.groupby(told, key=lambda one: one.phase)]
+    assert phases == ["search", "timing", "search", "confirm", "export"]
 
 
 def test_what_was_timed_is_told_fastest_first(folder: Path) -> None:

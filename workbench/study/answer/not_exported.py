@@ -8,10 +8,12 @@ from typing import Any
 
 from workbench.config import BoostConfig
 from workbench.core.metric_scale import MetricScale
-from workbench.core.records import Choice, TrialRecord, timed_per
+from workbench.core.records import Choice, StudyResult, TrialRecord, timed_per
 from workbench.study.answer.selection import idle_values, plan_of
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.standing import SURE
+
+_FEWEST_SHORTER = 5  # trainings, of which none keeps the quality: fewer tell nothing
 
 
 def faster_untested(
@@ -85,6 +87,23 @@ def nothing_found(
     elif not known:
         words.append("all of them diverged or were given up early: gentler ranges or a longer training may help")
     return "; ".join(words)
+
+
+def nothing_shorter(result: StudyResult, file: StudyFile) -> str:
+    """Say so where a search, cut to a part of today's training, found no shorter one, and what would help."""
+    if result.shortened is None or file.study.objective != "time_to_quality":
+        return ""
+    taken = {one.trial_number for one in result.taken.values()}
+    ended = [one for one in result.trials if one.state in {"complete", "pruned"} or one.number in taken]
+    shorter = [one.number for one in ended if BoostConfig.from_dict(one.config).leaves()["schedule.length"] < 1.0]
+    if len(shorter) < _FEWEST_SHORTER or not taken.isdisjoint(shorter):
+        return ""
+    budget, today = result.shortened
+    return (
+        f"None of the {len(shorter)} shorter trainings that were tried surely keeps the quality. The {budget} of "
+        f"today's {today} batches that a run has here may leave less to save than all of them: give the search more "
+        "minutes, so that its runs are longer, and start over (--minutes, --fresh)."
+    )
 
 
 def _nothing_tried(file: StudyFile) -> str:

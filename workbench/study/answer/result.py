@@ -21,7 +21,7 @@ from workbench.core.text import first_line
 from workbench.study.answer.doubts import finds_steps_alone, learns_nothing, needs_no_training
 from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
-from workbench.study.answer.not_exported import faster_untested, nothing_found
+from workbench.study.answer.not_exported import faster_untested, nothing_found, nothing_shorter
 from workbench.study.answer.notes import Notes, note_trial, with_notes
 from workbench.study.answer.selection import computing_as_o0, select, with_policy
 from workbench.study.ask.search_space import all_off
@@ -250,7 +250,8 @@ def _with_messages(result: StudyResult, study: optuna.Study, file: StudyFile, mo
     sentences = [file.set_up.shortened, attributes.get("search_ended", ""), attributes.get("cut_short", "")]
     sentences += [_where_o0_diverged(attributes, file), *attributes.get("warm_start_notes", [])]
     sentences += [steps_timed(file, attributes)] if finds_steps_alone(study, file) else []
-    sentences += [*file.not_drawn(), why_unknown, _threads_of_o0(result) if result.taken else ""]
+    sentences += [nothing_shorter(result, file), *file.not_drawn(), why_unknown]
+    sentences += [_threads_of_o0(result)] if result.taken else []
     said = " ".join(choice.sentence for choice in result.choices.values())
     left = [one for one in sentences if one and one.rstrip(".") not in said]
     return replace(result, importance=importance, messages=[*result.choice_sentences, *more, *left])

@@ -31,7 +31,7 @@ _SHORTEST_HORIZON = 16
 _FEWEST_STEPS = 10  # of a run that shows no more than what a step takes
 _FEWEST_MINUTES = 1.0  # for such runs, since a command takes some seconds to begin
 _CONFIRM_SHARE = 0.38  # of the time
-_EXPECTED_TIME = 0.35  # of a candidate's run relative to today's
+EXPECTED_TIME = 0.35  # of a candidate's run relative to today's, where it is not known better
 _CANDIDATES = 3  # the leader, its safer form and its bolder one
 _MOST_SAVED = 0.3  # of a training's time, by compiling
 _LEAST_SAVED_SECONDS = 20.0  # compiling takes about as long: it is tried only where it may save more
@@ -230,7 +230,7 @@ def _low_precision(look: TaskLook, runtime: Mapping[str, Any]) -> dict[str, str]
 
 def _seeds(run_seconds: float, minutes: float) -> dict[str, int]:
     """Return how many seeds a confirmation takes: as many as its share of the time allows, 10 to 60."""
-    pair = (1.0 + _CANDIDATES * _EXPECTED_TIME) * run_seconds
+    pair = (1.0 + _CANDIDATES * EXPECTED_TIME) * run_seconds
     most = int(min(max(_CONFIRM_SHARE * 60.0 * minutes / pair, 10), 60))
     return {"seeds_min": max(most // 2, 10), "seeds_max": most}
 

@@ -31,8 +31,8 @@ _DECIDING = frozenset({"confirm", "export"})
 class TuneProgress:
     """How far a study has got."""
 
-    phase: str  # "search", "attribution", "loss scale", "freezing limit", "confirm" or "export"
-    done: float  # units of the phase (trials, runs); a running one counts by its share
+    phase: str  # "search", "timing", "attribution", "loss scale", "freezing limit", "confirm" or "export"
+    done: float  # units of the phase (trials, runtimes, runs); a running one counts by its share
     total: float  # as far as known; of a search that its time limit will end, an estimate
     eta_seconds: float  # that the rest of this command will probably take, its time limit at most; NaN while unknown
     best: str  # trial that leads the search, in a few words; empty while none does, and from the confirmation on
@@ -195,7 +195,7 @@ class StudyWatch:
         if ended_by_time and self._phase == "search" and self._trial_seconds > 0.0:
             left = min(left, self._search_seconds() / self._trial_seconds)
         eta = (left + self._later_runs) * self._trial_seconds if self._phase != "export" else 0.0
-        if ended_by_time:
+        if ended_by_time or self._phase == "timing":
             eta = math.inf  # and not the number of plans
         if not math.isnan(eta) and math.isfinite(self._deadline):
             eta = min(eta, max(self._deadline - time.monotonic(), 0.0))

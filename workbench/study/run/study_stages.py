@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import optuna
@@ -217,7 +218,8 @@ class StudyStages:
     def _find_runtime(self, share: float) -> None:
         limit = None if self.limit is None else share * self.limit
         with contextlib.suppress(OutOfTimeError):
-            choose_runtime(self.search.step_times(), self.watch.note, limit=limit)
+            choose_runtime(self.search.step_times(), self.watch.note, partial(self.watch.phase, "timing"), limit=limit)
+        self.watch.phase("search")
 
     def _timetable(self) -> Timetable:
         return Timetable(self.study, self.file, self.deadline, self.limit, max(len(self.trainers()), 1))

@@ -21,6 +21,7 @@ import optuna
 from workbench.config import SWITCHES, BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.runtime.section import RuntimeSection
+from workbench.study.ask.set_up_question import EXPECTED_TIME
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import AgreementJob, SpeedMeasured
@@ -32,7 +33,6 @@ RUNTIME_SHARE = 0.2  # of the time of a search for a set-up, after which nothing
 _THREADS, _DATA, _COMPILE = "runtime.threads", "runtime.data", "runtime.compile"
 _FIRST = (_THREADS, _DATA, "runtime.cuda_graph")
 _LAST = ("runtime.cuda_graph", _DATA, "runtime.matmul_precision", "runtime.cudnn_benchmark")
-_USUAL_LENGTH = 0.35  # of a set-up's run, relative to today's: the shorter it is, the more compiling has to save
 _FEWEST_TOLD = 2  # runtimes: of fewer the answer says it all
 _OF_A_NETWORK = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a network may raise that is called with other batches, in another format or compiled."""
@@ -92,11 +92,16 @@ def _chosen_row(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def choose_runtime(
-    times: StepTimes, on_note: Callable[[str], None] = lambda _: None, *, limit: float | None = None
+    times: StepTimes,
+    on_note: Callable[[str], None] = lambda _: None,
+    on_timed: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    limit: float | None = None,
 ) -> None:
     """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
-    What would begin after a ``limit``, seconds, is left out. A choice that the study already has is not made again.
+    ``on_timed`` is called before each with how many are timed, and out of how many. What would begin after a
+    ``limit``, seconds, is left out. A choice that the study already has is not made again.
     """
     study, choices = times.study, times.file.set_up.runtime
     if has_runtime(study):
@@ -104,13 +109,18 @@ def choose_runtime(
     timing = _RuntimeTiming(times, math.inf if limit is None else time.monotonic() + limit)
     chosen = timing.row({}, 1)
     rows = [chosen]
+    together = list(_chosen_together(choices))
+    total = sum(map(timing.changes, itertools.chain(*together)))
     try:
-        for combined in _chosen_together(choices):
+        for combined in together:
             # Values as given add nothing to what was chosen so far, nor does what was.
             others = [chosen["values"] | values for values in combined if timing.changes(values)]
             others = [values for values in others if all(values != row["values"] for row in rows)]
-            tried = [timing.row(values, max(1, len(chosen["ratios"]))) for values in others]
-            rows += tried
+            tried = []
+            for values in others:
+                on_timed(len(rows) - 1, total)
+                tried.append(timing.row(values, max(1, len(chosen["ratios"]))))
+                rows.append(tried[-1])
             chosen = timing.fastest(chosen, tried)
     except OutOfTimeError:
         if chosen is rows[0]:  # nothing is found yet: the next command asks again
@@ -169,7 +179,8 @@ class _RuntimeTiming:
         self._device = devices.select_device(self._file.study.device)
         alone = self._file.finds_steps_alone
         self._factors = _BATCH_FACTORS[:1] if alone else _BATCH_FACTORS
-        self._length = 1.0 if alone else _USUAL_LENGTH
+        # The shorter a run is, the more compiling has to save.
+        self._length = 1.0 if alone else EXPECTED_TIME
         self._has_bfloat16 = devices.has_fast_bfloat16(self._device)
 
     def changes(self, values: Mapping[str, Any]) -> bool:

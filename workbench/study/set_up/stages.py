@@ -23,6 +23,7 @@ import optuna
 from workbench.study.answer.confirming import FEWEST_PAIRS
 from workbench.study.answer.selection import FORM_OF, first_contender, is_taken_apart
 from workbench.study.ask.search_space import GIVEN
+from workbench.study.ask.set_up_question import EXPECTED_TIME
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import Trained
@@ -33,7 +34,6 @@ from workbench.study.set_up.runtime_choice import RUNTIME_SHARE, runtime_ratio
 from workbench.study.set_up.standing import MOST_SEEDS, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN, best_plain, next_plain
 
-_EXPECTED_TIME = 0.35  # what a candidate's run takes relative to the baseline's, where that is not known better
 _SLACK = 1.25  # what runs may take longer than expected before a confirmation has fewer seeds
 _PLAIN_SEEDS = 2  # of a plan of tuned plain, at most: runs on the confirmation's seeds tell how good it is
 # Of a step's time: a runtime that saves less is tried by itself at last alone, since it would end the search for more.
@@ -140,7 +140,7 @@ class Timetable:
         if first is None or deadline is None or first == deadline:
             return [first]
         runtime = runtime_ratio(self.study.user_attrs)
-        expected = max(_EXPECTED_TIME, runtime if runtime < 1.0 else 0.0)
+        expected = max(EXPECTED_TIME, runtime if runtime < 1.0 else 0.0)
         later = deadline - _SLACK * FEWEST_PAIRS * _seconds_by_clock(self.study, 1.0, expected) / self.places
         return [first, max(first, later), deadline]
 
@@ -238,7 +238,7 @@ def _forms_seconds(study: optuna.Study, file: StudyFile) -> float:
 def _leading_time(study: optuna.Study, file: StudyFile) -> float:
     """Return the time of the leader's run relative to the baseline's, or what is expected of it while nothing leads."""
     standing = standing_now(study, file)
-    return _EXPECTED_TIME if standing.leader is None else standing.best_time
+    return EXPECTED_TIME if standing.leader is None else standing.best_time
 
 
 def _seconds_by_clock(study: optuna.Study, *times: float) -> float:
