@@ -120,6 +120,13 @@ def test_a_baseline_that_is_kept_is_made_anew_before_its_schedule_ends(monkeypat
         measure(task, PLAIN, PLAIN, kept=kept, steps_per_block=10, precision=math.inf)
 
 
+def test_a_short_run_of_large_batches_is_timed_on_a_schedule_that_does_not_end() -> None:
+    short = PLAIN.with_values({"schedule.length": 0.08, "schedule.shape": "linear", "batch.factor": 4.0})
+    options: Any = {"device": CPU, "seed": 0, "at_least": 1, "before_window": None}
+    for config in (PLAIN, short):
+        assert TimedSide(small_task(), config, "O0", **options).boosted.updates == 10_000
+
+
 def test_a_baseline_is_not_kept_after_an_error(clock: FakeClock) -> None:
     task, made, kept = timed_task(clock, lambda n: 1.0 + n), list[int](), KeptBaseline()
     counted = replace(task, model=lambda: (made.append(1), task.new_model())[1])

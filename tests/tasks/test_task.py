@@ -87,6 +87,7 @@ def test_modules_and_functionals_are_criteria_and_others_see_model_and_batch(los
         ({"scheduler": 3}, "`scheduler` must be a function, got 3"),
         ({"train": iter([(X, Y)])}, "`train` must be iterable again"),
         ({"evaluate": 3}, "`evaluate` must be a re-iterable"),
+        ({"metric": None}, "must be a name .accuracy, .*, and is missing"),
         ({"metric": "acuracy"}, "did you mean 'accuracy'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

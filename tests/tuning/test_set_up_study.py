@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -34,12 +35,13 @@ from workbench.core.records import StudyResult, Verdict
 from workbench.core.trial_counts import outcome_of
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
-from workbench.study import read_result
+from workbench.study import TuneProgress, read_result
+from workbench.study.answer.confirming import FEWEST_PAIRS
 from workbench.study.answer.selection import FORM_OF, first_contender
 from workbench.study.ask.sections import ACCURACY_DROPS
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyError, StudyFailedError, StudyStoppedError
-from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
+from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, Trained, TrainJob
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.stages import (
@@ -570,8 +572,27 @@ def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(begun:
         search.run_given(BETTER, {"n_seeds": 3})
         n_trials = len(study.get_trials(deepcopy=False))
         assert standing_now(study, file).leader is not None
-        settle(search, deadline=time.monotonic() + 20.0)  # a run takes four
+        end = time.monotonic() + 100.0  # a run takes four
+        settle(search, Timetable(study, file, end, 100.0), deadline=end)
         assert len(study.get_trials(deepcopy=False)) > n_trials
+
+
+def test_further_seeds_of_the_leader_leave_time_for_the_least_test(begun: Path, clock: Clock) -> None:
+    with searching(begun, SurfaceRunner(begun, noise=0.001, trained=clock.trained)) as (file, study, search):
+        number = search.run_given(BETTER, {"n_seeds": 3})
+        assert standing_now(study, file).leader == number
+        now, end = time.monotonic(), time.monotonic() + 70.0
+        times = Timetable(study, file, end, 70.0)
+        least = end - (times.before_a_test(end) or 0.0)
+        assert 70.0 > least > FEWEST_PAIRS * 4.0 * (1.0 + standing_now(study, file).times[number])
+        settle(search, times, deadline=end)
+        assert time.monotonic() > now
+        assert end - time.monotonic() >= least
+        assert times.before_a_test(end - 69.0) == end - 69.0, "before it, nothing changes"
+        clock.now = end - 10.0
+        assert times.before_a_test(end) == time.monotonic()
+        unconfirmed = file.model_copy(update={"confirm": file.confirm.model_copy(update={"enabled": False})})
+        assert Timetable(study, unconfirmed, end, 70.0).before_a_test(end) == end
 
 
 def diverging_on(lost: Set[int]) -> Callable[[TrainJob, Trained], Trained]:
@@ -610,6 +631,23 @@ def test_where_o0_diverges_on_its_seeds_others_take_their_place(tmp_path: Path) 
         search.settle(10)
     (told,) = (one for one in read_result(tmp_path).messages if "diverge" in one)
     assert told.startswith("The task as given diverged on seed")
+
+
+def test_progress_counts_the_runs_of_o0(tmp_path: Path) -> None:
+    class Reporting(SurfaceRunner):
+        """Says that it is half way, and at the end."""
+
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            for step in (50, 100) if monitor.on_step is not None else ():
+                monitor.on_step(RunStep(step, 100, math.nan))
+            return super().run(job, monitor)
+
+    told = list[TuneProgress]()
+    folder = write(tmp_path / "study", plain_runs=0, set_up="baseline_seeds = 3")
+    run(folder, Reporting(folder), trials=1, on_progress=told.append)
+    baseline = list(itertools.takewhile(lambda one: one.phase == "O0", told))
+    assert [(one.done, one.total) for one in baseline] == [(done / 2.0, 3.0) for done in range(7)]
+    assert told[len(baseline)].phase == "search"
 
 
 def test_o0_that_diverges_on_most_of_its_seeds_does_not_train_until_it_is_mended(tmp_path: Path) -> None:

@@ -298,7 +298,9 @@ def test_the_baseline_and_tuned_plain_of_a_set_up_train_in_all_processes(tmp_pat
     assert len(processes_of(folder, range(5))) >= 2
     plain = [one for one in stored_trials(folder) if one.user_attrs.get(PLAIN)]
     assert [len(one.user_attrs["deficits"]) for one in plain] == [2, 2, 2]
-    assert any(0.0 < one.done < 1.0 for one in told)
+    done = [one.done for one in told if one.phase == "O0"]
+    assert done == sorted(done)
+    assert {*range(6)} <= {*done}
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
         return name, known, lambda: _GivenMetric(_OfAllOutputs(metric, name))
     raise MetricError(
         f"`metric` must be a name ({', '.join(METRIC_NAMES)}), a function of all outputs and targets, or an object "
-        f"with update(outputs, targets), compute() and reset(), such as torchmetrics', got {type(metric).__name__}"
+        "with update(outputs, targets), compute() and reset(), such as torchmetrics', "
+        f"{'and is missing' if metric is None else f'got {type(metric).__name__}'}"
     )
 
 

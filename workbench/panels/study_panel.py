@@ -347,7 +347,7 @@ class StudyPanel(WorkPanel):
     def _show_progress(self, progress: TuneProgress) -> None:
         self.bar.max, self.bar.value = max(progress.total, 1e-9), progress.done
         parts = [progress.phase]
-        unit = {"search": "trial", "timing": "runtime", "confirm": "run"}.get(progress.phase)
+        unit = {"O0": "run", "search": "trial", "timing": "runtime", "confirm": "run"}.get(progress.phase)
         if unit is not None:
             parts.append(f"{math.floor(progress.done)} of {counted(round(progress.total), unit)}")
         if math.isfinite(progress.eta_seconds) and progress.eta_seconds > 0:

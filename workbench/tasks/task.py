@@ -60,8 +60,9 @@ class Task:
             an epoch, that returns an iterable. A re-iterable shuffles itself.
         evaluate: Evaluation batches: a re-iterable or a function of a seed. With functions of the same seed,
             ``train(seed)`` and ``evaluate(seed)`` may be the two sides of one split.
-        metric: Name (``workbench.core.metrics.METRIC_NAMES`` or a torchmetrics class), torchmetrics object, or a
-            function of all outputs and all targets of an evaluation that returns a number.
+        metric: The quality to keep; there is no default. A name (``workbench.core.metrics.METRIC_NAMES`` or a
+            torchmetrics class), a torchmetrics object, or a function of all outputs and all targets of an evaluation
+            that returns a number.
         scheduler: Optional function of the optimizer and the total number of steps that returns a scheduler.
         direction: ``"maximize"`` or ``"minimize"``; None where the metric knows.
         data_hash: Version of the data; empty means that ``data_digest()`` derives one from the first batches.
@@ -80,7 +81,7 @@ class Task:
     optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
     train: Any
     evaluate: Any
-    metric: Any
+    metric: Any = None
     scheduler: Callable[[Optimizer, int], Any] | None = None
     direction: Direction | None = None
     data_hash: str = ""

@@ -27,6 +27,7 @@ import torch
 from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.core import distributed as ranks
+from workbench.methods.batch.section import BatchSection
 from workbench.methods.protocol import GroupSchedule
 from workbench.methods.runtime.section import RuntimeSection
 from workbench.optim.thor.optimizer import Thor
@@ -49,7 +50,7 @@ _SECONDS_PER_SYNCHRONISATION = 0.05
 _BLOCK_OF_READERS, _MOST_IN_BLOCK, _FEWER_ROUNDS = 0.15, 16, 3  # seconds, windows, so many times
 _READING_SECONDS = 1.0  # about, of samples that are kept from then on
 _MOST_REPEATED = 64  # batches
-_COURSE = 10_000  # batches for which a side is set up: schedules of some kinds end there, with an error
+_COURSE = 10_000  # updates for which a side is set up: schedules of some kinds end there, with an error
 _KEPT_PASSES = 5_000  # after which a kept side is rebuilt
 
 
@@ -231,7 +232,9 @@ class TimedSide:
         self.block_seconds = block_seconds  # that a block takes at least, once it is warm
         self.clock = time.perf_counter
         self.device, self.at_least = device, at_least
-        prepared = prepare(task, config, level=level, seed=seed, device=device, steps=_COURSE)
+        config = config.with_values({"schedule.length": 1.0})  # a shorter run's steps are the same, but sooner over
+        steps = math.ceil(_COURSE * max(config.part(BatchSection).factor, 1.0))
+        prepared = prepare(task, config, level=level, seed=seed, device=device, steps=steps)
         self.boosted, self.task = prepared.boosted, prepared.task
         self._compiles = prepared.plan.config.part(RuntimeSection).compile != "off"
         # What reads ahead rests while the other side trains: it would read for nothing, on a core that is needed there.

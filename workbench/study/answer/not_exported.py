@@ -14,6 +14,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.standing import SURE
 
 _FEWEST_SHORTER = 5  # trainings, of which none keeps the quality: fewer tell nothing
+_SHORT = 0.5  # share of today's training: a longer run in a search leaves hardly less to save
 
 
 def faster_untested(
@@ -91,14 +92,14 @@ def nothing_found(
 
 def nothing_shorter(result: StudyResult, file: StudyFile) -> str:
     """Say so where a search, cut to a part of today's training, found no shorter one, and what would help."""
-    if result.shortened is None or file.study.objective != "time_to_quality":
+    if file.share_of_today > _SHORT or file.study.objective != "time_to_quality":
         return ""
     taken = {one.trial_number for one in result.taken.values()}
-    ended = [one for one in result.trials if one.state in {"complete", "pruned"} or one.number in taken]
-    shorter = [one.number for one in ended if BoostConfig.from_dict(one.config).leaves()["schedule.length"] < 1.0]
+    trained = [one for one in result.trials if one.state == "complete"]
+    shorter = [one.number for one in trained if BoostConfig.from_dict(one.config).leaves()["schedule.length"] < 1.0]
     if len(shorter) < _FEWEST_SHORTER or not taken.isdisjoint(shorter):
         return ""
-    budget, today = result.shortened
+    budget, today = file.study.budget_steps, file.set_up.todays_steps
     return (
         f"None of the {len(shorter)} shorter trainings that were tried surely keeps the quality. The {budget} of "
         f"today's {today} batches that a run has here may leave less to save than all of them: give the search more "

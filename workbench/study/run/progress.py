@@ -31,7 +31,7 @@ _DECIDING = frozenset({"confirm", "export"})
 class TuneProgress:
     """How far a study has got."""
 
-    phase: str  # "search", "timing", "attribution", "loss scale", "freezing limit", "confirm" or "export"
+    phase: str  # "O0", "search", "timing", "attribution", "loss scale", "freezing limit", "confirm" or "export"
     done: float  # units of the phase (trials, runtimes, runs); a running one counts by its share
     total: float  # as far as known; of a search that its time limit will end, an estimate
     eta_seconds: float  # that the rest of this command will probably take, its time limit at most; NaN while unknown
@@ -107,7 +107,8 @@ class StudyWatch:
 
     def step(self, step: RunStep) -> None:
         """Take a step of the run in progress."""
-        self._share = min(step.step / max(step.steps, 1), 1.0)
+        share = min(step.step / max(step.steps, 1), 1.0)
+        self._share = share * self._total if self._phase == "O0" else share  # all of its runs are one trial
         self._report()
 
     def trial_begun(self) -> None:

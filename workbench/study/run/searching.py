@@ -24,7 +24,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyFailedError, StudyStoppedError
 from workbench.study.run.ending import SearchEnd
 from workbench.study.run.job import RunStep
-from workbench.study.run.objective import Objective
+from workbench.study.run.objective import Objective, baseline_trial
 from workbench.study.run.patience import STORAGE_ERRORS
 from workbench.study.run.progress import StudyWatch
 from workbench.study.run.runner import Experimenter, end_if_asked, end_if_over
@@ -90,7 +90,10 @@ class Search:
 
     def run_baseline(self, deadline: float | None = None) -> None:
         """Run O0 if it has not been run, or wait for the process that runs it: until a deadline, or the search's."""
-        self._watch.phase("search")
+        if self.file.study.objective == "time_to_quality" and baseline_trial(self.study) is None:
+            self._watch.phase("O0", total=float(self.file.set_up.baseline_seeds))
+        else:
+            self._watch.phase("search")
         while True:
             trials = self._trials()  # read once: another process may finish it at any moment
             baseline = {trial.state: trial for trial in trials if trial.user_attrs.get("baseline")}

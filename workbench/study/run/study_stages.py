@@ -123,9 +123,9 @@ class StudyStages:
         ends = times.ends_of_search() if searches else []
         for moment in ends:
             guard.limits.deadline = moment
-            settle(search, deadline=moment)
+            settle(search, times, deadline=moment)
             self.watch.phase("attribution")
-            take_apart(search, deadline=moment)
+            take_apart(search, deadline=times.before_a_test(moment) if self._compete() else moment)
             if moment in ends[-2:] and not self._compete():
                 guard.limits.deadline = self.deadline
                 try_runtime_alone(search, however_little=True)

@@ -8,9 +8,10 @@ so that no seed's luck affects every plan.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +77,8 @@ class SetUpObjective(Objective):
         runs, lost = list[Trained](), dict[int, Trained]()
         for index in itertools.count():
             try:
-                trained = known.get(index) or self._train_seed(plan, index)
+                on_step = functools.partial(self._step_of_baseline, len(runs), n_runs)
+                trained = known.get(index) or self._train_seed(plan, index, on_step)
             except OutOfTimeError as error:
                 known_seconds = [error.needed_seconds, *(run.by_clock() for run in runs)]
                 each = float(np.fmax.reduce(known_seconds))  # NaN only where nothing is known
@@ -98,6 +100,9 @@ class SetUpObjective(Objective):
         for index, run in lost.items():  # only now: a task that did not train is run again once corrected
             self._keep_baseline(index, run)
         return runs
+
+    def _step_of_baseline(self, n_done: int, n_runs: int, step: RunStep) -> None:
+        self._on_step(RunStep(n_done * step.steps + step.step, n_runs * step.steps, step.metric))
 
     def _train_baseline_side_by_side(self, plan: Plan, missing: Sequence[int]) -> dict[int, Trained]:
         done = dict[int, Trained]()
@@ -269,13 +274,13 @@ class SetUpObjective(Objective):
             stored = {str(number): [[one, plain(lost)] for one, lost in runs] for number, runs in further.items()}
             self._study.set_user_attr(standings.FURTHER, stored)
 
-    def _train_seed(self, plan: Plan, index: int) -> Trained:
+    def _train_seed(self, plan: Plan, index: int, on_step: Callable[[RunStep], None] | None = None) -> Trained:
         """Train a plan on a seed, after the seed's own warm-up; without one it counts as a plan that diverged."""
         try:
             warm_up = self._warm_ups.before(plan, self._file.study.seed + index)
         except WarmUpError as error:
             return Trained(math.nan, (), 0.0, diverged=True, message=str(error))
-        return self._experimenter.run(self._job(plan, index, warm_up), Monitor(None, self._on_step))
+        return self._experimenter.run(self._job(plan, index, warm_up), Monitor(None, on_step or self._on_step))
 
     def _job(self, plan: Plan, index: int, warm_up: WarmUp) -> TrainJob:
         study, is_baseline = self._file.study, plan.key() == self._file.baseline_plan().key()

@@ -134,15 +134,29 @@ class Timetable:
     def ends_of_search(self) -> list[float | None]:
         """Return when a search ends: first if it has found something, else later, at last with all the time there is.
 
-        The second end leaves time for a test of the fewest pairs, of the chosen runtime alone if nothing else is there.
+        The second end leaves time for the least test, of the chosen runtime alone if nothing else is there.
         """
         first, deadline = self.confirmation_begins(), self.deadline
         if first is None or deadline is None or first == deadline:
             return [first]
-        runtime = runtime_ratio(self.study.user_attrs)
-        expected = max(EXPECTED_TIME, runtime if runtime < 1.0 else 0.0)
-        later = deadline - _SLACK * FEWEST_PAIRS * _seconds_by_clock(self.study, 1.0, expected) / self.places
-        return [first, max(first, later), deadline]
+        return [first, max(first, self._last_test(deadline)), deadline]
+
+    def before_a_test(self, moment: float | None) -> float | None:
+        """Return a moment, or an earlier one, so that there is time for the least test after it; now at the earliest.
+
+        A test over seeds says more of a set-up than knowing where its gain comes from.
+        """
+        if moment is None or self.deadline is None or not self.file.confirm.enabled:
+            return moment
+        return min(moment, max(self._last_test(self.deadline), time.monotonic()))
+
+    def _last_test(self, deadline: float) -> float:
+        """Return when a test of the fewest pairs begins at the latest: of the leader, or else the chosen runtime."""
+        ratio = _leading_time(self.study, self.file)
+        if standing_now(self.study, self.file).leader is None:
+            runtime = runtime_ratio(self.study.user_attrs)
+            ratio = max(ratio, runtime if runtime < 1.0 else 0.0)
+        return deadline - _SLACK * FEWEST_PAIRS * _seconds_by_clock(self.study, 1.0, ratio) / self.places
 
     def confirmation_begins(self) -> float | None:
         """Return when the confirmation begins at the latest, for its share of the time or its fewest seeds' time."""
@@ -160,16 +174,18 @@ class Timetable:
         return min(confirm.time_share * limit, _SLACK * seeds * pair / self.places)
 
 
-def settle(search: Search, *, deadline: float | None) -> None:
+def settle(search: Search, times: Timetable, *, deadline: float | None) -> None:
     """Train leaders on further seeds, until one still leads after them; if none does, search on.
 
-    The seeds take half of the time that is left, where taking the leader apart comes after them.
+    The seeds take half of the time that is left, where taking the leader apart comes after them, and no time that the
+    least test needs.
     """
     study, file = search.study, search.file
     if deadline is not None:
         deadline -= _forms_seconds(study, file)
     while not is_taken_apart(study):
-        search.until(half_way(deadline) if file.set_up.attribution_share > 0.0 else deadline)
+        half = half_way(deadline) if file.set_up.attribution_share > 0.0 else deadline
+        search.until(times.before_a_test(half))
         with contextlib.suppress(OutOfTimeError):
             search.settle(file.set_up.leader_seeds)
         n_trials = len(study.get_trials(deepcopy=False))
