@@ -153,7 +153,18 @@ def test_trials_far_beyond_the_drop_stand_on_the_edge_so_that_the_drop_can_be_se
     assert far.marker.symbol == mark
     assert far.y[0] / metric.factor == (low if metric.higher_is_better else high)
     assert metric.value_text(lost) in far.customdata[0][1].replace("<br>", " ")
+    slow, fast = figure.layout.xaxis.range
+    assert slow < 1.0 < 2.5 < fast < 3.0, "what is far beyond is 10 x as fast"
+    assert list(far.x) == [fast]
+    assert "ran 10.00 x as fast" in far.customdata[0][1]
     assert 10.0 not in trace_of(figure, "Pareto front").x, "it would run along the edge"
+
+
+def test_where_all_trials_lost_far_too_much_their_speeds_are_shown() -> None:
+    trials = [_trial(0, metric=0.9), _trial(1, 0.5, metric=0.4), _trial(2, 0.1, metric=0.3)]
+    figure = speed_accuracy_figure(trials, metric=ACCURACY, allowed_drops={"o1": 0.005})
+    slow, fast = figure.layout.xaxis.range
+    assert slow < 1.0 < 10.0 < fast
 
 
 def test_hover_text_of_candidate_and_tuned_plain_says_a_gain_as_one() -> None:

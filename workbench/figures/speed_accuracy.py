@@ -126,7 +126,9 @@ def speed_accuracy_drawing(
         return Drawing.empty(_answer(choices), f"{who} has both a measured speed and a metric.", theme=theme)
     drawing = Drawing(_answer(choices), _detail(numbers, metric), theme=theme, height=height)
     low, high = _metric_range(numbers)
-    _add_trials(drawing, numbers, low, high, "triangle-down-open" if metric.higher_is_better else "triangle-up-open")
+    slow, fast = _speed_range(numbers, low, high, [speed for _, speed in (tuned_plain or {}).values()])
+    downward = "triangle-down-open" if metric.higher_is_better else "triangle-up-open"
+    _add_trials(drawing, numbers, (slow, fast), (low, high), downward)
     if math.isfinite(numbers.baseline):
         hover, mark = "O0, the baseline everything is compared with.", Mark("star", 16, ORANGE)
         # Off the upright line and that of the allowed drop; tuned plain, named on the other side, may stand at the same
@@ -138,7 +140,7 @@ def speed_accuracy_drawing(
     _add_tuned_plain(drawing, numbers, metric, tuned_plain or {})
     _add_candidates(drawing, numbers, {(choice.target, choice.label) for choice in choices})
     _add_bounds(drawing, numbers)
-    drawing.set_x(f"Speed: time of O0 / time{f' {per}' if per else ''} (x)", ticksuffix=" x")
+    drawing.set_x(f"Speed: time of O0 / time{f' {per}' if per else ''} (x)", ticksuffix=" x", range=[slow, fast])
     drawing.set_y(metric.title, range=[low, high])
     drawing.set(legend={"entrywidth": _LEGEND_WIDTH, "entrywidthmode": "pixels"})
     drawing.show_legend(108)
@@ -205,12 +207,19 @@ def _pareto_front(trials: Sequence[TrialPoint], baseline: float, sign: float) ->
     return tuple(reversed(front))
 
 
-def _add_trials(drawing: Drawing, numbers: SpeedAccuracyNumbers, low: float, high: float, downward: str) -> None:
-    """Add the Pareto front and the trials.
+def _add_trials(
+    drawing: Drawing,
+    numbers: SpeedAccuracyNumbers,
+    speeds: tuple[float, float],
+    metrics: tuple[float, float],
+    downward: str,
+) -> None:
+    """Add the Pareto front and the trials, within ranges of both axes.
 
     What was given up early or lost much lies far away; the eye belongs where the decision is made, so it stands on the
-    edge, where ``downward`` points on, and its hover text keeps the true number.
+    edge, where ``downward`` points on, and its hover text keeps the true numbers.
     """
+    low, high = metrics
     front = [(speedup, value) for speedup, value in numbers.front if low <= value <= high]
     if len(front) > 1:
         x, y = zip(*front, strict=True)
@@ -221,7 +230,7 @@ def _add_trials(drawing: Drawing, numbers: SpeedAccuracyNumbers, low: float, hig
     for beginning, mark in {**_TRIAL_MARKS, FAR_BEYOND: Mark(downward, 10, GREY, edge=1.6)}.items():
         chosen = [p for p, kind in zip(numbers.trials, kinds, strict=True) if kind.startswith(beginning)]
         drawing.marks(
-            ([p.speedup for p in chosen], [min(max(p.metric, low), high) for p in chosen]),
+            ([_within(p.speedup, speeds) for p in chosen], [_within(p.metric, metrics) for p in chosen]),
             mark,
             "%{customdata[1]}",
             cliponaxis=False,
@@ -290,6 +299,23 @@ def _add_bounds(drawing: Drawing, numbers: SpeedAccuracyNumbers) -> None:
         if math.isfinite(value):
             drawing.rule(Stroke(GREY, 1.4, dashes[index % 3]), y=value)
             drawing.note(f"allowed for {plain(target)}", y=value, yref="y", **place, font={"size": 12, "color": GREY})
+
+
+def _within(value: float, limits: tuple[float, float]) -> float:
+    return min(max(value, limits[0]), limits[1])
+
+
+def _speed_range(
+    numbers: SpeedAccuracyNumbers, low: float, high: float, tuned_plain: Sequence[float]
+) -> tuple[float, float]:
+    """Return the x range of what stands between two metrics: what lost much is often faster than anything of use."""
+    near = [t.speedup for t in numbers.trials if low <= t.metric <= high and t.kind != _GIVEN_UP]
+    near = near or [t.speedup for t in numbers.trials]
+    records = [c.record for c in numbers.candidates]
+    near += [speed for c in records for speed in (c.speedup, c.speedup_low, c.speedup_high)]
+    finite = [speed for speed in (1.0, *near, *tuned_plain) if math.isfinite(speed)]
+    margin = 0.08 * (max(finite) - min(finite)) or 0.1
+    return min(finite) - margin, max(finite) + margin
 
 
 def _metric_range(numbers: SpeedAccuracyNumbers) -> tuple[float, float]:
