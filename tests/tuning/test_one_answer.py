@@ -132,7 +132,8 @@ def test_a_search_trains_one_of_the_plans_that_train_alike(tmp_path: Path) -> No
 
 
 def importance_of(study: optuna.Study) -> tuple[dict[str, float], str]:
-    return answering._importance(study, cast("StudyFile", SimpleNamespace(dimensions=[])))
+    file = SimpleNamespace(dimensions=[], study=SimpleNamespace(objective="speed"))
+    return answering._importance(study, cast("StudyFile", file))
 
 
 @pytest.mark.parametrize("n_parameters", [1, 2, 3])

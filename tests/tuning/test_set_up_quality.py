@@ -61,6 +61,40 @@ def test_the_probability_rises_with_the_length() -> None:
         assert found[-1] > 0.9
 
 
+def test_influence_is_what_the_quality_varies_by_and_not_where_a_search_has_looked() -> None:
+    """Most plans lie around a leader: of the same optimizer, at nearly the same rate."""
+    rng = np.random.default_rng(5)
+    around = [{**one, RATE: 0.05 * one[RATE] ** 0.1, NAME: "SGD"} for one in plans(rng, 30)]
+    every = [*plans(rng, 30), *around]
+
+    def shares(*slopes: float) -> dict[str, float]:
+        """Return the influence of all three in a truth with so much of each."""
+
+        def lost(one: dict[str, Any]) -> float:
+            parts = (-math.log2(one[LENGTH]), math.log10(one[RATE] / 0.01) ** 2, one[NAME] == "SGD")
+            return sum(slope * part for slope, part in zip(slopes, parts, strict=True))
+
+        found = fitted([Tried(one, (lost(one) + rng.normal(0.0, NOISE),)) for one in every]).influence(every)
+        return {path: value / sum(found.values()) for path, value in found.items()}
+
+    assert min(shares(0.01, 0.04, 0.03).values()) > 0.1
+    alone = shares(0.02, 0.0, 0.0)
+    assert alone.keys() == {LENGTH, RATE, NAME}
+    assert alone[LENGTH] > 0.9
+
+
+def test_a_parameter_of_one_optimizer_has_influence_where_that_is_taken() -> None:
+    space = read_space({NAME: ["SGD", "AdamW"], "optimizer.lr[AdamW]": {"low": 0.001, "high": 0.1, "log": True}})
+    rng = np.random.default_rng(6)
+    every: list[dict[str, Any]] = [{NAME: "SGD"} for _ in range(10)]
+    every += [{NAME: "AdamW", "optimizer.lr[AdamW]": float(10 ** rng.uniform(-3.0, -1.0))} for _ in range(20)]
+    lost = [0.02 * math.log10(one.get("optimizer.lr[AdamW]", 0.01) / 0.01) ** 2 for one in every]
+    model = QualityModel(space, [Tried(one, (at,)) for one, at in zip(every, lost, strict=True)], ALLOWED, 0.001)
+    found = model.influence(every)
+    assert found["optimizer.lr[AdamW]"] > 0.5 * sum(found.values())
+    assert model.influence([{NAME: "SGD"}]) == {NAME: 0.0, "optimizer.lr[AdamW]": 0.0}
+
+
 def test_the_better_optimizer_and_the_better_rate_are_more_probable() -> None:
     model = fitted(tried(np.random.default_rng(1), 40))
 

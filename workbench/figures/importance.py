@@ -34,8 +34,11 @@ def importance_numbers(importance: Mapping[str, float]) -> ImportanceNumbers:
     return ImportanceNumbers(tuple(path for path, _ in ranked), tuple(v / total for _, v in ranked), len(tail))
 
 
-def importance_drawing(importance: Mapping[str, float], *, theme: Theme = "auto") -> Drawing:
-    """Draw parameter importance (config path -> a number that is not negative, computed elsewhere) as bars."""
+def importance_drawing(importance: Mapping[str, float], *, of: str = "objective", theme: Theme = "auto") -> Drawing:
+    """Draw parameter importance (config path -> a number that is not negative, computed elsewhere) as bars.
+
+    ``of`` names what the parameters explain.
+    """
     numbers = importance_numbers(importance)
     if not numbers.names:
         reason = "Too few finished trials to compare the parameters, or only one was searched."
@@ -44,12 +47,12 @@ def importance_drawing(importance: Mapping[str, float], *, theme: Theme = "auto"
         reason = "The trials do not tell: no parameter stands out among the best of them."
         return Drawing.empty(_QUESTION, reason, theme=theme)
     title = f"{plain(numbers.names[0])} mattered most"
-    subtitle = "share of what the parameters explain of the objective; not a direction"
+    subtitle = f"share of what the parameters explain of the {plain(of)}; not a direction"
     drawing = Drawing(title, subtitle, theme=theme, height=150 + 30 * len(numbers.names))
     drawing.bars(
         ([100 * share for share in numbers.shares], [plain(name) for name in numbers.names]),
         [BLUE] * (len(numbers.names) - 1) + [GREY if numbers.n_merged else BLUE],
-        "%{y} explains %{x:.1f} % of the objective.",
+        f"%{{y}} explains %{{x:.1f}} % of the {plain(of)}.",
         text=[percent(share) for share in numbers.shares],
         textposition="outside",
         cliponaxis=False,

@@ -35,7 +35,8 @@ def study_drawing(study: StudyResult, name: str, **look: Any) -> Drawing:
         case "parameters":
             return parallel_coordinates_drawing(study.trials, importance=study.importance, objective=objective, **look)
         case "importance":
-            return importance_drawing(study.importance, **look)
+            of = study.metric_name if study.objective == "time_to_quality" else "objective"
+            return importance_drawing(study.importance, of=of, **look)
         case "trial curves":
             return trial_curves_drawing(study.trials, metric=MetricScale.of(study), allowed_drops=drops, **look)
     kind, _, target = name.partition(" ")

@@ -27,6 +27,7 @@ WORST = math.sinh(5.0)  # deficits beyond, in scales, count alike: that a plan f
 _NEAR = 5.0  # times the allowed drop, or the usual noise where that is larger
 _SMOOTHNESS = (0.3, 0.5, 0.8, 1.3)  # correlation lengths, in ranges of a parameter
 _HEIGHTS = (1.5, 3.0)  # how much quality varies, in scales
+_MOST_VALUES, _MOST_PLANS = 9, 100  # of a parameter whose influence is asked, and in which it varies
 _FEW_RUNS = 4  # as many as a plan that would lead is soon trained on
 
 
@@ -126,6 +127,27 @@ class QualityModel:
             return np.asarray((margin - ndtri(sure) * np.hypot(left, self._shared)) / moved)
 
         return self._averaged(plans, scores)
+
+    def influence(self, plans: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Return, by path, how much the quality is expected to vary with one parameter while a plan's others stay.
+
+        It is a variance, in squared scales, over values that some of the plans have, and the mean over plans.
+        """
+        found, plans = dict[str, float](), plans[:: max(len(plans) // _MOST_PLANS, 1)]
+        for one in self._dimensions:
+            having = [plan for plan in plans if _value_of(one, plan) is not None]
+            different = {str(value): value for plan in having if (value := _value_of(one, plan)) is not None}
+            values = sorted(different.values(), key=str if one.kind == "choice" else float)
+            places = np.linspace(0, len(values) - 1, min(len(values), _MOST_VALUES)).round().astype(int)
+            expected = [self._expected([{**plan, one.path: values[at]} for plan in having]) for at in places]
+            found[one.path] = float(np.var(expected, axis=0).sum()) / len(plans) if len(values) > 1 else 0.0
+        return found
+
+    def _expected(self, plans: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        points = np.array([point_of(self._dimensions, values) for values in plans])
+        with on_one_thread():
+            expected = [weight * process.predict(points)[0] for process, weight in self._processes]
+        return np.asarray(np.sum(expected, axis=0))
 
     def _averaged(
         self, plans: Sequence[Mapping[str, Any]], scores: Callable[[np.ndarray, np.ndarray], np.ndarray]
