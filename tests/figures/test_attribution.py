@@ -57,6 +57,11 @@ def test_bars_intervals_and_references_are_drawn() -> None:
     assert figure_text(figure).startswith("schedule x 0.5 gives most: 2.00 x of 2.00 x")
 
 
+def test_a_part_may_give_more_than_all_together() -> None:
+    figure = attribution_figure([GainPart("Muon", 6.66, 4.6, 9.7), GainPart("shorter", 0.5, 0.4, 0.6)])
+    assert figure_text(figure).startswith("Muon gives most: 6.66 x, all together 3.33 x")
+
+
 def test_a_rest_that_was_not_measured_part_by_part_gives_no_most() -> None:
     figure = attribution_figure([GainPart("Muon, batch x 2, length 0.2", 4.0), GainPart("compiled", 1.5, 1.4, 1.6)])
     assert figure_text(figure).startswith("4.00 x of the 6.00 x were not measured part by part")

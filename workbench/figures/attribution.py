@@ -156,7 +156,9 @@ def _answer(parts: Sequence[GainPart], total: AttributionBar) -> str:
         return f"All of the {total.end:.2f} x comes from {plain(most.part)}"
     if most.effect == "unmeasured":
         return f"{most.factor:.2f} x of the {total.end:.2f} x were not measured part by part"
-    return f"{plain(most.part)} gives most: {most.factor:.2f} x of {total.end:.2f} x"
+    # Where others cost time, one part may give more than all together.
+    together = f" of {total.end:.2f} x" if most.factor <= total.end else f", all together {total.end:.2f} x"
+    return f"{plain(most.part)} gives most: {most.factor:.2f} x{together}"
 
 
 def _add_bars(
