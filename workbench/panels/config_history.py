@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from workbench.config import BoostConfig
+from workbench.figures.labels import counted
 from workbench.panels import kit
 from workbench.panels.kit import column, read_from, row, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import Setup, SharedConfig, differing
-from workbench.panels.style import faint, note_html, table, value_text
+from workbench.panels.style import faint, table, value_text
 
 _MOST_NAMED: Final = 3  # paths that a tooltip names
 _MOST_COLUMNS: Final = 4  # configurations side by side; more would not fit
@@ -118,10 +119,8 @@ class Taking:
             act()
             return
         self._waiting = act
-        self._question.value = note_html(
-            f"{name[:1].upper()}{name[1:]} would replace your edits of the configuration ({len(paths)} "
-            f"{'value differs' if len(paths) == 1 else 'values differ'})."
-        )
+        differ = counted(len(paths), "value differs", "values differ")
+        self._question.say(f"{name[:1].upper()}{name[1:]} would replace your edits of the configuration ({differ}).")
         self.widget.present(True)
 
     def _take(self) -> None:

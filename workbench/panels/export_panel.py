@@ -27,6 +27,7 @@ from workbench.panels.worker import Outcome, RunControl
 
 _SHARED: Final = "this configuration"
 _JSON: Final = "boost_config.json"
+_EXPORTS: Final = {target: f"boost_config.{target}.json" for target in TARGETS}
 _PROVENANCE: Final = (
     ("verdict", "Verdict"),
     ("candidate", "Candidate"),
@@ -52,8 +53,7 @@ def exported_files(study: str | os.PathLike[str]) -> dict[str, Path]:
     """Return the exported configurations of a study, or of the folder that holds the files themselves, by export."""
     found: dict[str, Path] = {}
     for place in (Path(study), Path(study) / "result"):
-        files = {target: place / f"boost_config.{target}.json" for target in TARGETS}
-        found |= {target: file for target, file in files.items() if file.is_file()}
+        found |= {target: place / name for target, name in _EXPORTS.items() if (place / name).is_file()}
     return found
 
 
@@ -223,7 +223,7 @@ class ExportPanel(WorkPanel):
                 problem = str(error)
         if self.study.value.strip() and not files:
             problem = _nothing_exported(folder)
-        self.progress_text.value = error_html(problem) if problem else ""
+        self.progress_text.refuse(problem)
         self._answers.value = faint(ANSWERS) if self._found else ""
         before = preferred or self.choice.value
         with self.showing():
@@ -234,7 +234,7 @@ class ExportPanel(WorkPanel):
         self.state_changed(self.state)
 
     def _choose(self) -> None:
-        names = {_SHARED: "boost_config.json", **{target: f"boost_config.{target}.json" for target in TARGETS}}
+        names = {_SHARED: _JSON, **_EXPORTS}
         if self.name.value in names.values():  # a name of the user's own stays
             self.name.value = names[self.choice.value]
         self._file_note.refuse("")
@@ -281,7 +281,7 @@ class ExportPanel(WorkPanel):
         try:
             plan = config.resolve(level)
         except ConfigError as error:
-            self._valid.value = error_html(f"the file can be written and read, but not used as it is: {error}")
+            self._valid.refuse(f"the file can be written and read, but not used as it is: {error}")
         else:
             network = None if target in self._found else self.shared.network  # a study's files are of its own task
             self._valid.value = _validity_html(config, text, config.resolve(level, network=network))

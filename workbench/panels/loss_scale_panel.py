@@ -21,12 +21,12 @@ from workbench.figures.loss_scale import LOSS_SCALE_COLUMNS, loss_scale_drawing
 from workbench.figures.replay_policies import replay_policies_drawing
 from workbench.panels import kit, replay_text
 from workbench.panels.controls import ParameterControl, parsed
-from workbench.panels.figure_place import HEIGHT, FigurePlace
+from workbench.panels.figure_place import FigurePlace
 from workbench.panels.kit import column, parts, row, section, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.run_chooser import RunChooser
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import faint, note_html
+from workbench.panels.style import faint
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
@@ -97,8 +97,11 @@ class LossScalePanel(WorkPanel):
 
         controls = self._policy_controls
         least = {"loss_scale.minimum": 2.0**-60}
-        checks = (partial(BoostConfig().with_values, {path: one.value, **least}) for path, one in controls.items())
-        if None in [kit.read_from(one, check) for one, check in zip(controls.values(), checks, strict=True)]:
+        checked = [
+            kit.read_from(one, partial(BoostConfig().with_values, {path: one.value, **least}))
+            for path, one in controls.items()
+        ]
+        if None in checked:
             return None
         init, factor, window = (control.value for control in controls.values())
         try:
@@ -127,7 +130,7 @@ class LossScalePanel(WorkPanel):
         """Put the judged policy of a row on the sliders."""
         policy = self.policies[number]
         if policy.kind == "fixed":
-            self._prediction.value = note_html("A fixed scale has neither factor nor window, so the sliders stay.")
+            self._prediction.say("A fixed scale has neither factor nor window, so the sliders stay.")
             return
         self._set_sliders(policy)
         self._ask()
@@ -219,10 +222,8 @@ class LossScalePanel(WorkPanel):
     def _ask(self) -> None:
         """Have the sliders' request answered; an earlier one that has not begun is dropped."""
         replayed = self._replayed
-        if replayed is not None:
-            policy = self.policy
-            if policy is not None:
-                self._answers.ask(partial(self._answer, replayed, policy))
+        if replayed is not None and (policy := self.policy) is not None:
+            self._answers.ask(partial(self._answer, replayed, policy))
 
     def _set_sliders(self, policy: ScalePolicy) -> None:
         for path, value in zip(_PATHS, (policy.init, policy.factor, policy.window), strict=True):
@@ -266,7 +267,7 @@ class LossScalePanel(WorkPanel):
         """Draw the loss scale of a run and of other policies; None for a run that had none."""
         if len(run.steps) and not replay_text.is_watched(run):
             return None
-        return loss_scale_drawing(run.steps, run.events, policies=policies or {}, theme=self.theme)
+        return loss_scale_drawing(run.steps, run.events, policies=policies, theme=self.theme)
 
     def _judge(self, replayed: ReplayedRun, policies: list[ScalePolicy], control: RunControl) -> str:
         recorded = [replayed.recorded] if replayed.recorded is not None else []
@@ -325,8 +326,8 @@ class LossScalePanel(WorkPanel):
         if groups is not None:
             self.groups.update(groups, reset_axes=True)
         if replayed is None:
-            self._prediction.value = note_html(problem)
-            self.scatter.update(Drawing.empty(_SCATTER_QUESTION, problem, theme=self.theme, height=HEIGHT))
+            self._prediction.say(problem)
+            self.scatter.update(Drawing.empty(_SCATTER_QUESTION, problem, theme=self.theme))
             with self.showing():
                 self.choice.options = []
         elif replayed.recorded is not None and replayed.recorded.kind == "dynamic":
@@ -367,11 +368,11 @@ class LossScalePanel(WorkPanel):
         if table["underflow_share"].notna().any():
             self.scatter.update(replay_policies_drawing(table, name, theme=self.theme))
         else:
-            self.scatter.update(Drawing.empty(_SCATTER_QUESTION, _NO_EXPONENTS, theme=self.theme, height=HEIGHT))
+            self.scatter.update(Drawing.empty(_SCATTER_QUESTION, _NO_EXPONENTS, theme=self.theme))
 
     def _show_prediction(self, replayed: ReplayedRun, policy: ScalePolicy, table: pd.DataFrame) -> None:
         if self._replayed is replayed:  # else another run was opened meanwhile
-            self._prediction.value = note_html(replay_text.prediction_sentence(replayed, policy, table.iloc[0]))
+            self._prediction.say(replay_text.prediction_sentence(replayed, policy, table.iloc[0]))
 
 
 def _minimum(replayed: ReplayedRun | None) -> float:

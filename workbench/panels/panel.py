@@ -166,7 +166,7 @@ class Panel:
     def clear_error(self) -> None:
         """Remove the error that is shown."""
         self.error = None
-        self._error.value = ""
+        self._error.refuse("")
 
     def guarded(self, handler: Callable[..., Any]) -> Callable[..., None]:
         """Return a handler of clicks and changes whose errors are shown, not lost in the kernel's log."""
@@ -312,7 +312,7 @@ class WorkPanel(Panel):
 
     def tell(self, sentence: str) -> None:
         """Show how the work is going, in place of the sentence before."""
-        self.progress_text.value = note_html(sentence)
+        self.progress_text.say(sentence)
 
     def begin(self, work: Callable[[RunControl], Any], *, saying: str = "loading ...") -> None:
         """Begin the work of a panel whose machine has just become running."""

@@ -28,7 +28,7 @@ from workbench.panels.shared_config import SharedConfig
 from workbench.panels.study_answer import ANSWERS, TARGETS, answer_html, curve_of
 from workbench.panels.study_figures import StudyFigures
 from workbench.panels.study_form import StudyForm
-from workbench.panels.style import error_html, faint, note_html, words
+from workbench.panels.style import faint, note_html, words
 from workbench.panels.trial_table import TrialTable
 from workbench.panels.worker import Outcome, RunControl
 
@@ -158,7 +158,7 @@ class StudyPanel(WorkPanel):
             self.form.show(path.read_text(encoding="utf-8") if path.exists() else None)
         except (OSError, ValueError) as error:  # what decoding, tomllib and a ConfigError say are ValueErrors
             self._unreadable = error
-            self._error.value = error_html(f"{path}: {error}")
+            self._error.refuse(f"{path}: {error}")
         self._show_study()
         self.state_changed(self.state)
         if (folder / "study.db").exists():
@@ -170,9 +170,8 @@ class StudyPanel(WorkPanel):
     def start(self, *, fresh: bool = False) -> None:
         """Begin the study that the controls describe, or continue it; ``fresh`` archives what is there first."""
         if self._unreadable is not None:
-            self._error.value = error_html(
-                f"{self.folder.value}/study.toml: {self._unreadable}; fix the file, or name another folder"
-            )
+            problem = f"{self._unreadable}; fix the file, or name another folder"
+            self._error.refuse(f"{self.folder.value}/study.toml: {problem}")
             return
         if not is_usable_count(self.jobs):
             self.form.sections.selected_index = 2  # where the sentence stands
@@ -376,8 +375,9 @@ class StudyPanel(WorkPanel):
     def _take_export(self, target: str) -> None:
         if self.study is None or target not in self.study.exported:
             return
-        config, name = BoostConfig.from_json(self.study.exported[target]), f"boost_config.{target}.json"
-        self._taking.take(config, target.upper(), name, lambda: self.log(f"{name} is in the configuration now"))
+        path = self.study.exported[target]
+        said = f"{path.name} is in the configuration now"
+        self._taking.take(BoostConfig.from_json(path), target.upper(), path.name, lambda: self.log(said))
 
     def _keep_note(self, number: int, text: str) -> None:
         from workbench.study import write_note

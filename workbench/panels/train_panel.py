@@ -33,7 +33,6 @@ from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.run_controls import PresetChoice, TaskControls, in_effect_html
 from workbench.panels.run_overlay import RunOverlay, is_baseline
 from workbench.panels.shared_config import Setup, SharedConfig
-from workbench.panels.style import error_html, note_html
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
@@ -251,7 +250,7 @@ class TrainPanel(WorkPanel):
     def finished(self, outcome: Outcome) -> PanelState:
         """Show the result of the run and the comparison of step times, if there are any."""
         result, self.speed, said = outcome.result
-        self._speed_text.value = note_html(said)
+        self._speed_text.say(said)
         if result is None:
             self.tell("measured")
             return PanelState.DONE
@@ -266,7 +265,7 @@ class TrainPanel(WorkPanel):
         self.tell(said)
         self.log(said)
         if result.diverged:
-            self._error.value = error_html(result.message)
+            self._error.refuse(result.message)
             return PanelState.FAILED
         return PanelState.STOPPED if result.stopped else PanelState.DONE
 
