@@ -191,13 +191,9 @@ def _choice_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
 
 def _text_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
     """Return a text box; for numbers with a search range a slider above it."""
-
-    def entered(value: Any) -> str:
-        return "" if value is None else number_text(value)
-
     css, empty = "wb-narrow" if info.kind in ("int", "float") else "wb-wide", _UNSET if info.optional else ""
-    box = kit.text_box(entered(value), _name_of(info), css=css, placeholder=empty)
-    inputs = [_Input(box, "value", entered, lambda text: parsed(text, info.kind, optional=info.optional))]
+    box = kit.text_box(entry_text(value), _name_of(info), css=css, placeholder=empty)
+    inputs = [_Input(box, "value", entry_text, lambda text: parsed(text, info.kind, optional=info.optional))]
     slider = _slider(info, value)
     if slider is None:
         return inputs
@@ -280,9 +276,14 @@ def number_text(value: Any) -> str:
     return str(value)
 
 
-def named(info: ParameterInfo, value: Any) -> str:
-    """Return a value as its parameter names it, a choice by what it does."""
-    return info.names.get(value) or _text_of_value(value) if isinstance(value, (str, int)) else _text_of_value(value)
+def entry_text(value: Any) -> str:
+    """Return what a text box shows of a value; nothing for None."""
+    return "" if value is None else number_text(value)
+
+
+def named(info: ParameterInfo, choice: Any) -> str:
+    """Return one of a parameter's choices by what it does, else as a person types it."""
+    return info.names.get(choice) or _text_of_value(choice)
 
 
 def _text_of_value(value: Any) -> str:

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from workbench.config import LEVELS, ConfigError, ParameterInfo, describe_parameters, parameter_at
 from workbench.config.errors import did_you_mean
 from workbench.panels import kit
-from workbench.panels.controls import named, number_text, parsed
+from workbench.panels.controls import entry_text, named, parsed
 from workbench.panels.kit import close_recursively, column, read_from, row, text_box, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.style import label_html
@@ -74,8 +74,8 @@ class SpaceRow:
             low, high = given.get("low", info.low), given.get("high", info.high)
             if isinstance(value, list):
                 given, low, high = {}, value, None
-            self.low = text_box(_text_of(low), "Smallest; or values: 2, 4, 8", css="wb-short")
-            self.high = text_box(_text_of(high), "Largest value; empty for a list", css="wb-short")
+            self.low = text_box(entry_text(low), "Smallest; or values: 2, 4, 8", css="wb-short")
+            self.high = text_box(entry_text(high), "Largest value; empty for a list", css="wb-short")
             self.log = kit.check_box("log", "Search on a logarithmic scale", value=bool(given.get("log", False)))
             self._inputs = self.low, self.high, self.log
             return row(self.low, "to", self.high, self.log)
@@ -181,10 +181,6 @@ class SearchSpace:
         self._rows_box.children = tuple(one.widget for one in rows.values())
         for one in left:
             close_recursively(one.widget)
-
-
-def _text_of(bound: Any) -> str:
-    return "" if bound is None else number_text(bound)
 
 
 def _listed(info: ParameterInfo) -> str:
