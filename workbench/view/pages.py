@@ -7,6 +7,7 @@ takes: a study of thousands of trials takes seconds to read.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 import tomllib
@@ -234,7 +235,7 @@ class _FolderPage(_Maker):
         studies = [path / "study.toml" for path in _studies_below(self._folder, _DEPTH)]
         answers = [path.parent / "result" for path in studies]
         runs = [path / name for path in find_runs(self._folder) for name in ("steps.jsonl", "summary.json")]
-        return f"{_stamps([*studies, *answers, *runs])}"
+        return _stamps([*studies, *answers, *runs])
 
     def html(self, version: str) -> str:
         from workbench.runs import list_runs
@@ -266,20 +267,22 @@ def _is_run(folder: Path) -> bool:
 
 def _stamps(files: Sequence[Path]) -> str:
     """Return a text that changes when one of these files does, comes or goes."""
-    return " ".join(f"{path.name}:{stamp}" for path in files if (stamp := _stamp(path)))
-
-
-def _stamp(path: Path) -> str:
-    try:
-        found = path.stat()
-    except OSError:  # there is none, or it went in this moment
-        return ""
-    return f"{found.st_mtime_ns}:{found.st_size}"
+    return " ".join(f"{path.name}:{found.st_mtime_ns}:{found.st_size}" for path, found in _there(files))
 
 
 def _changed(files: Sequence[Path]) -> float:
     """Return when the newest of these files changed, in seconds since the epoch; 0 where there is none."""
-    return max((int(stamp.partition(":")[0]) / 1e9 for path in files if (stamp := _stamp(path))), default=0.0)
+    return max((found.st_mtime for _, found in _there(files)), default=0.0)
+
+
+def _there(files: Sequence[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield those of these files that are there, with what the system knows of each."""
+    for path in files:
+        try:
+            found = path.stat()
+        except OSError:  # there is none, or it went in this moment
+            continue
+        yield path, found
 
 
 def _is_quiet(files: Sequence[Path]) -> bool:
