@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.core.records import EventKind
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke
-from workbench.figures.frames import EventTable, StepTable, column, mean_known, steps_frame, subjects_by_step
+from workbench.figures.frames import EventTable, StepTable, column, events_of, mean_known, steps_frame
 from workbench.figures.labels import counted, percent, plain
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
@@ -53,7 +53,7 @@ def dim_reduce_numbers(pair: SubspacePair) -> DimReduceNumbers:
     frame = steps_frame(pair.steps)
     step, rho, condition = (column(frame, name) for name in ("step", "dim_reduce.rho", "dim_reduce.condition"))
     explained = column(frame, "dim_reduce.explained_variance")
-    failed = np.array(sorted(subjects_by_step(pair.events, EventKind.LINE_SEARCH_FAILED)), np.float64)
+    failed = np.unique(column(events_of(pair.events, EventKind.LINE_SEARCH_FAILED), "step"))
     first, second = np.array(pair.warm_up, np.float64).reshape(-1, 2), np.array(pair.reduced, np.float64).reshape(-1, 2)
     losses = Line(*second.T) if len(second) else thin_line(step, column(frame, "loss"), MAXIMUM_POINTS)
     warm_up_steps, target = first[-1].tolist() if len(first) else (float("nan"), float("nan"))

@@ -68,8 +68,8 @@ def frozen_layers_numbers(
     cells = (np.arange(groups)[:, None] < frozen[None, :]).astype(np.float64)
     by_group = cells.mean(axis=1) if n else np.zeros(groups)
     return FrozenLayersNumbers(
-        steps=steps[edges[:-1]] if n else steps,
-        frozen=np.add.reduceat(cells, edges[:-1], axis=1) / np.diff(edges) if n else cells,
+        steps=steps[edges[:-1]],
+        frozen=np.add.reduceat(cells, edges[:-1], axis=1) / np.diff(edges),
         frozen_share_by_group=by_group,
         frozen_step_share=float((frozen > 0).mean()) if n else float("nan"),
         frozen_work_share=float(by_group.mean()) if n else float("nan"),

@@ -67,7 +67,7 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
         return Line(step[kept], after[kept])
 
     def event_marks(kind: EventKind) -> Line:
-        at = np.array(sorted(frames.subjects_by_step(events, kind)), dtype=np.float64)
+        at = frames.column(frames.events_of(events, kind), "step")
         return marks(np.flatnonzero(np.isin(step, at) & np.isfinite(after)))
 
     return LossScaleNumbers(

@@ -110,9 +110,8 @@ def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:
         customdata=[[plain(numbers.labels[i]), text] for i, text in zip(known, bounds, strict=True)],
     )
     edge = max(float(np.abs(np.concatenate([low, high]) - 1.0).max()), 0.05)
-    drawing.set(
-        xaxis={"range": [max(1 - 1.2 * edge, 0.0), min(1 + 1.2 * edge, most)]}
-    )  # a longer bar ends at the frame
+    ends = [max(1 - 1.2 * edge, 0.0), min(1 + 1.2 * edge, most)]  # a longer bar ends at the frame
+    drawing.set(xaxis={"range": ends})
 
 
 def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric: MetricScale) -> None:
@@ -120,11 +119,12 @@ def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric:
     known = [i for i, size in enumerate(n_pairs) if size]
     means = np.array([numbers.changes[i].mean() for i in known])
     bounds = numbers.bounds[known]
-    said = [metric.difference_text(change / metric.factor) for change in (*means, *bounds)]
-    worst = [
-        f"; at worst by {text} (95 %)" if math.isfinite(b) else ""
-        for b, text in zip(bounds, said[len(known) :], strict=True)
-    ]
+
+    def said(change: float) -> str:
+        return metric.difference_text(change / metric.factor)
+
+    by = [said(mean) for mean in means]
+    worst = [f"; at worst by {said(bound)} (95 %)" if math.isfinite(bound) else "" for bound in bounds]
     drawing.marks(
         (means, rows[known]),
         Mark("diamond", 12, BLUE),
@@ -132,15 +132,13 @@ def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric:
         # The bound is one-sided: the bar points the way that could still be worse.
         error_x=interval(means, np.minimum(means, bounds), np.maximum(means, bounds), translucent(VERMILLION, 0.9)),
         name="mean; the bar is the one-sided 95 % bound",
-        customdata=[
-            [plain(numbers.labels[i]), *texts] for i, *texts in zip(known, said[: len(known)], worst, strict=True)
-        ],
+        customdata=[[plain(numbers.labels[i]), *texts] for i, *texts in zip(known, by, worst, strict=True)],
         row=2,
     )
     changes, hover = np.concatenate(numbers.changes), f"A seed changed {plain(metric.name)} by %{{customdata[0]}}."
-    by = [[metric.difference_text(change / metric.factor)] for change in changes]
+    each = [[said(change)] for change in changes]
     seed = Mark("circle-open", 8, BLUE, edge=1.6)  # drawn over the mean, which would hide those near it
-    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, hover, name="one seed", customdata=by, row=2)
+    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, hover, name="one seed", customdata=each, row=2)
 
 
 def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from workbench.core.records import EventKind
 from workbench.core.text import format_duration
 from workbench.figures import (
     MetricScale,
@@ -20,6 +21,7 @@ from workbench.figures import (
     loss_scale_figure,
     step_time_figure,
 )
+from workbench.figures.frames import events_of
 from workbench.figures.labels import grouped
 from workbench.figures.loss_curves import LOSS_CURVE_COLUMNS, Axis
 from workbench.report.page import Served, embed, render
@@ -97,16 +99,15 @@ def folder_page_html(
 
 def curve_of_run(run: Run, label: str) -> RunCurve:
     """Return what a run has recorded of its loss and its metric."""
-    evaluated = run.events[run.events["kind"].astype(str) == "evaluation"]
+    evaluated = events_of(run.events, EventKind.EVALUATION)
     steps, values = evaluated["step"].tolist(), evaluated["value"].tolist()
-    return RunCurve(
-        label, run.steps, [(int(step) + 1, float(value)) for step, value in zip(steps, values, strict=True)]
-    )
+    evaluations = [(int(step) + 1, float(value)) for step, value in zip(steps, values, strict=True)]
+    return RunCurve(label, run.steps, evaluations)
 
 
 def metric_of(run: Run) -> MetricScale:
     """Return how the metric of a run is written, as its summary or its first evaluation names it."""
-    evaluated = run.events[run.events["kind"].astype(str) == "evaluation"]
+    evaluated = events_of(run.events, EventKind.EVALUATION)
     name = run.summary.get("metric_name") or next(iter(evaluated["subject"]), "") or "metric"
     return MetricScale(str(name), higher_is_better=bool(run.summary.get("higher_is_better", True)))
 

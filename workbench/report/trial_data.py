@@ -16,6 +16,7 @@ from workbench.config import BoostConfig, describe_parameters
 from workbench.core.records import StudyResult, TrialRecord, objective_title
 from workbench.core.trial_counts import BEYOND, outcome_of
 from workbench.figures import MetricScale
+from workbench.figures.slices import scored_trials
 from workbench.methods.registry import METHODS
 
 Values: TypeAlias = dict[str, Any]  # plain ones: numbers that JSON has, texts, truth values, lists and dictionaries
@@ -53,7 +54,7 @@ def reference_of(study: StudyResult) -> int | None:
     """Return the number of the trial that others are compared with: an exported one, else the best, else O0."""
     for candidate in study.taken.values():
         return candidate.trial_number
-    known = [one for one in study.trials if one.state == "complete" and math.isfinite(one.value)]
+    known = scored_trials(study.trials)
     good = [one for one in known if one.feasible] or [one for one in known if one.number == 0]
     return min(good, key=lambda one: one.value).number if good else None
 
