@@ -89,11 +89,9 @@ def _measured(
 def _say(answers: list[Answer], shown: Mapping[str, list[Finding]]) -> None:
     """Print what was found; for benchmarks with findings to show, only those."""
     for answer in answers:
-        print_table(
-            ("measured", "value", "95 % interval", "goal", "verdict", "note"),
-            [_row(finding) for finding in shown.get(answer.name) or answer.findings],
-            title=f"{answer.name}: {answer.question}",
-        )
+        say(f"{answer.name}: {answer.question}")
+        rows = [_row(finding) for finding in shown.get(answer.name) or answer.findings]
+        print_table(("measured", "value", "95 % interval", "goal", "verdict", "note"), rows)
         say("")
     for answer in answers:
         if answer.warning:

@@ -58,7 +58,7 @@ def only_result_on_stdout(active: bool) -> Iterator[None]:
         os.close(kept)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table with numbers aligned to the right; nothing is ever cut off.
 
     Where a terminal, or the 80 characters that a file gets, are too narrow for it, the last column is wrapped to the
@@ -70,13 +70,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     widths = [max([len(column), *(len(row[i]) for row in cells)]) for i, column in enumerate(columns)]
     remaining = width - sum(widths[:-1]) - 2 * (len(columns) - 1)
     if remaining >= min(widths[-1], _LAST_COLUMN_WIDTH):
-        say(_table_text(columns, cells, title, width))
+        say(_table_text(columns, cells, width))
     elif remaining >= 0 or (not is_terminal and widths[-1] > _LAST_COLUMN_WIDTH):
-        head, *lines = _table_text(columns[:-1], [row[:-1] for row in cells], None, _ENDLESS).splitlines()
-        rule, *lines = lines
+        head, rule, *lines = _table_text(columns[:-1], [row[:-1] for row in cells], _ENDLESS).splitlines()
         beneath = [textwrap.indent(textwrap.fill(row[-1], width - 4), " " * 4) for row in cells]
         under = (part for pair in zip(lines, beneath, strict=True) for part in pair if part)
-        say("\n".join([*([title] if title else []), head, f"    {columns[-1]}", rule, *under]))
+        say("\n".join([head, f"    {columns[-1]}", rule, *under]))
     elif is_terminal:
         longest = max(map(len, columns))
         named = (
@@ -84,17 +83,17 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         )
         say("\n\n".join("\n".join(paragraph) for paragraph in named))
     else:
-        say(_table_text(columns, cells, title, _ENDLESS))
+        say(_table_text(columns, cells, _ENDLESS))
 
 
-def _table_text(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str | None, width: int) -> str:
+def _table_text(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> str:
     """Return a table whose last column is wrapped to the width; each of the others is as wide as it has to be."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="", show_edge=False, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, header_style="", show_edge=False, pad_edge=False)
     table.padding = (0, 1, 0, 0)  # one space to the right; the box adds another
     for i, column in enumerate(columns):
         is_numbers = bool(cells) and all(_is_number(row[i]) for row in cells)
