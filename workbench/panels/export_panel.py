@@ -22,7 +22,7 @@ from workbench.panels.kit import row, section, text_of
 from workbench.panels.panel import PanelState, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
 from workbench.panels.study_answer import ANSWERS, TARGETS
-from workbench.panels.style import copy_button_html, difference_html, error_html, faint, note_html, table, words
+from workbench.panels.style import bullets, copy_button_html, difference_html, faint, note_html, table, words
 from workbench.panels.worker import Outcome, RunControl
 
 _SHARED: Final = "this configuration"
@@ -277,16 +277,18 @@ class ExportPanel(WorkPanel):
         with self.showing():
             kit.offer(self.format, list(self._files), _JSON)
         self._show_file()
-        plan: Plan | None = None
         try:
             plan = config.resolve(level)
         except ConfigError as error:
             self._valid.refuse(f"the file can be written and read, but not used as it is: {error}")
+            self._mindspore.value = ""
         else:
             network = None if target in self._found else self.shared.network  # a study's files are of its own task
-            self._valid.value = _validity_html(config, text, config.resolve(level, network=network))
-        notes = mindspore_notes(config, plan) if plan is not None else []
-        self._mindspore.value = f"<ul>{''.join(f'<li>{words(note)}</li>' for note in notes)}</ul>" if notes else ""
+            if config_of_text(text, _JSON) == config:
+                self._valid.value = _validity_html(config.resolve(level, network=network))
+            else:
+                self._valid.refuse("read back, the text is another configuration")
+            self._mindspore.value = bullets(mindspore_notes(config, plan))
         self._verdict.value = _verdict_html(config.provenance or {})
         self._provenance.value = _provenance_html(config.provenance or {})
         self._difference.value = difference_html(config)
@@ -302,12 +304,9 @@ def _nothing_exported(study: Path) -> str:
     return f"{study} is not a study: it has no study.toml"
 
 
-def _validity_html(config: BoostConfig, text: str, plan: Plan) -> str:
-    if config_of_text(text, "boost_config.json") != config:
-        return error_html("read back, the text is another configuration")
-    dropped = "".join(f"<li>{words(entry.reason)}</li>" for entry in plan.dropped)
+def _validity_html(plan: Plan) -> str:
     valid = f"✓ Valid: the text reads back as this configuration. In effect at {plan.level}: {plan.summary()}."
-    return note_html(valid) + (f'<ul class="wb-faint">{dropped}</ul>' if dropped else "")
+    return note_html(valid) + bullets((entry.reason for entry in plan.dropped), css="wb-faint")
 
 
 def _verdict_html(provenance: dict[str, Any]) -> str:

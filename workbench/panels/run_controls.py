@@ -11,7 +11,7 @@ from workbench.methods.registry import METHODS
 from workbench.panels.kit import Dropdown, ToggleButtons, column, row, text_box, text_of
 from workbench.panels.panel import Panel, WorkPanel, error_sentence
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import error_html, faint, words
+from workbench.panels.style import bullets, error_html, faint, words
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
@@ -126,6 +126,5 @@ def in_effect_html(shared: SharedConfig, n_ranks: int = 1) -> str:
     plan, problem = shared.plan_or_problem(n_ranks)
     if plan is None:
         return error_html(problem)
-    remarks = [one for one in (shared.found_elsewhere(), *plan.remarks(), plan.level_default_sentence()) if one]
-    items = "".join(f"<li>{words(sentence)}</li>" for sentence in remarks)
-    return f'<div role="status">{words(plan.summary())}</div>' + (f'<ul class="wb-faint">{items}</ul>' if items else "")
+    remarks = filter(None, (shared.found_elsewhere(), *plan.remarks(), plan.level_default_sentence()))
+    return f'<div role="status">{words(plan.summary())}</div>{bullets(remarks, css="wb-faint")}'

@@ -10,7 +10,7 @@ from typing import Any, Final
 from workbench.core.records import StudyResult, TrialRecord
 from workbench.figures import RunCurve
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
-from workbench.panels.style import error_html, faint, file_link, words
+from workbench.panels.style import bullets, error_html, faint, file_link, words
 
 TARGETS: Final = ("o1", "o2")
 ANSWERS: Final = (
@@ -46,8 +46,8 @@ def answer_html(study: StudyResult) -> str:
         mark = "" if choice.candidate is None else VERDICT_SYMBOLS[choice.candidate.verdict]
         name = target if path is None else path.name
         title = f"<b>{html.escape(name)}</b>: {words(choice.label)}{f' {mark} {choice.verdict}' if mark else ''}"
-        others = "".join(f"<li>{words(other)}</li>" for other in choice.others)
-        why_not = f"<details><summary>Why not the others</summary><ul>{others}</ul></details>" if others else ""
+        others = bullets(choice.others)
+        why_not = others and f"<details><summary>Why not the others</summary>{others}</details>"
         where = "" if path is None else f"<br>{faint(str(path))}"
         headline = f"<br><b>{words(study.headlines[target])}</b>" if target in study.headlines else ""
         parts.append(f"<p>{title}{headline}<br>{words(sentence)}{where}</p>{why_not}")

@@ -70,6 +70,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, css: str = "") 
     return f'<table class="wb-table {css}">{titles and f"<tr>{titles}</tr>"}{body}</table>'
 
 
+def bullets(sentences: Iterable[str], *, css: str = "") -> str:
+    """Write sentences below each other, each with a dot; without any it is empty."""
+    items = "".join(f"<li>{words(sentence)}</li>" for sentence in sentences)
+    return items and f'<ul class="{css}">{items}</ul>'
+
+
 def power_text(value: Any) -> str:
     """Write a float that is a power of two, 2^8 or more, as ``2^16``; empty for anything else."""
     mantissa, exponent = math.frexp(value) if isinstance(value, float) and math.isfinite(value) else (0.0, 0)
