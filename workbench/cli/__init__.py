@@ -32,7 +32,6 @@ _TRACEBACK = "--traceback"
 
 app = typer.Typer(
     name="workbench",
-    help="Find the fastest training set-up that keeps the accuracy you ask for.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from workbench.cli.failures import Interrupted
+from workbench.cli.interrupts import saying_on_ctrl_c
 from workbench.cli.output import StorageOption, say
 
 
@@ -36,17 +36,13 @@ def view(
             raise
         why = "is in use" if error.errno == errno.EADDRINUSE else "may not be used by this account"
         raise typer.BadParameter(f"port {port} {why}; name another one, or leave --port out for a free one") from None
-    try:
+    with server, saying_on_ctrl_c("workbench view has ended"):
         say(f"{path} is at {server.address}")
         say("Ctrl-C stops this page; the studies and runs themselves go on")
         sys.stdout.flush()  # the address is what a script waits for
         if not no_browser and has_browser():
             threading.Thread(target=_open, args=(server.address,), daemon=True).start()
         server.serve_forever()
-    except KeyboardInterrupt:
-        raise Interrupted("workbench view has ended") from None
-    finally:
-        server.server_close()
 
 
 def has_browser() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ def waterfall_rows(parts: Sequence[GainPart], candidate: CandidateRecord | None 
     """
     if candidate is not None and not 0.0 < candidate.speedup < math.inf:
         candidate = None
-    ends = [0.0]
-    for part in parts:
-        ends.append(ends[-1] + math.log(part.factor))
+    ends = list(accumulate((math.log(part.factor) for part in parts), initial=0.0))
     whole = ends[-1] if candidate is None else math.log(candidate.speedup)
     low, high = min(0.0, whole, *ends), max(0.0, whole, *ends)
     scale = _WIDTH / (high - low) if high > low else 0.0
@@ -38,7 +37,7 @@ def waterfall_rows(parts: Sequence[GainPart], candidate: CandidateRecord | None 
         return " " * min(first, _WIDTH - 1) + block * max(last - first, 1)
 
     rows: list[Row] = []
-    for part, start, end in zip(parts, ends[:-1], ends[1:], strict=True):
+    for part, (start, end) in zip(parts, pairwise(ends), strict=True):
         interval = _interval(part.low, part.high)
         drawn = bar(start, end, full if interval else light)
         told = f"{part.part}: {part.remark}" if part.remark else part.part
