@@ -6,6 +6,7 @@
 
 const PAGE = 25;
 const ALL = "";
+const NO_FILTERS = { words: "", state: ALL, level: ALL, part: ALL, feasible: false };
 
 const IN_PICTURES = new Set(["svg", "line", "text", "polyline", "circle", "title"]);
 
@@ -105,7 +106,7 @@ export class TrialTable {
     this.take = take;
     this.note = note;
     this.sort = { key: "number", direction: 1 };
-    this.filters = { words: "", state: ALL, level: ALL, part: ALL, feasible: false };
+    this.filters = { ...NO_FILTERS };
     this.columns = null; // shown ones, once the reader has chosen
     this.page = 0;
     this.selected = null;
@@ -140,7 +141,7 @@ export class TrialTable {
     const row = this.byNumber.get(number);
     this.selected = row ? number : null;
     if (row && !this.rows().includes(row)) {
-      Object.assign(this.filters, { words: "", state: ALL, level: ALL, part: ALL, feasible: false });
+      Object.assign(this.filters, NO_FILTERS);
       this.drawControls();
     }
     if (row) this.page = Math.floor(this.rows().indexOf(row) / PAGE);
@@ -291,16 +292,11 @@ export class TrialTable {
   row(row, columns, place) {
     const isOpen = row.number === this.selected;
     const exported = Object.entries(this.data.exported).filter(([, number]) => number === row.number).map(([target]) => target);
-    const cells = columns.map((column) => {
-      const number = this.numbers.has(column.key);
-      const content = [column.key === "number" ? String(row.number) : text(row[column.key], column)];
-      if (column.key === "number" && row.note) content.push(make("span", { title: row.note, role: "img", "aria-label": "has a note" }, " ✎"));
-      if (column.key === "number" && exported.length) content.push(make("span", { class: "wbt-mark", title: `exported as ${exported.join(" and ")}` }, exported.join(" ")));
-      return make(column.key === "number" ? "th" : "td", {
-        class: [number ? "wbt-number" : "", column.key === "summary" ? "wbt-wide" : "", column.key === "came_to" ? "wbt-words" : ""].join(" ").trim() || null,
-        scope: column.key === "number" ? "row" : null,
-      }, ...content);
-    });
+    const name = make("th", { class: "wbt-number", scope: "row" }, String(row.number),
+      row.note !== "" && make("span", { title: row.note, role: "img", "aria-label": "has a note" }, " ✎"),
+      exported.length > 0 && make("span", { class: "wbt-mark", title: `exported as ${exported.join(" and ")}` }, exported.join(" ")));
+    const styleOf = (key) => this.numbers.has(key) ? "wbt-number" : { summary: "wbt-wide", came_to: "wbt-words" }[key];
+    const cells = columns.map((column) => column.key === "number" ? name : make("td", { class: styleOf(column.key) }, text(row[column.key], column)));
     return make("tr", {
       "data-number": row.number, "data-state": row.state, "aria-rowindex": place, "aria-selected": String(isOpen),
       tabindex: isOpen ? 0 : -1,
@@ -385,8 +381,13 @@ export class TrialTable {
     return { ...this.data.base, ...row.changes };
   }
 
+  /** Return the numbers of the trials that one is compared with: the reference and O0, without itself. */
+  others(row) {
+    return [...new Set([this.data.reference, 0])].filter((number) => number !== row.number && this.byNumber.has(number));
+  }
+
   differences(row) {
-    const offered = [...new Set([this.data.reference, 0])].filter((number) => number !== null && number !== row.number && this.byNumber.has(number));
+    const offered = this.others(row);
     if (!offered.length) return null;
     const number = offered.includes(this.against) ? this.against : offered[0];
     const other = this.byNumber.get(number);
@@ -409,9 +410,8 @@ export class TrialTable {
   /** Draw the evaluations of a trial above those of O0 and of the trial it is compared with. */
   curve(row) {
     const factor = this.data.factor;
-    const others = [0, this.data.reference].filter((number, i, all) => number !== null && number !== row.number && all.indexOf(number) === i);
-    const lines = [...others.map((number) => [number, number === 0 ? "wbt-base" : "wbt-best"]), [row.number, "wbt-own"]]
-      .map(([number, style]) => ({ number, style, points: (this.byNumber.get(number)?.curve ?? []).filter(([, metric]) => metric !== null).map(([step, metric]) => [step, metric * factor]) }))
+    const lines = [...this.others(row).reverse().map((number) => [number, number === 0 ? "wbt-base" : "wbt-best"]), [row.number, "wbt-own"]]
+      .map(([number, style]) => ({ number, style, points: this.byNumber.get(number).curve.filter(([, metric]) => metric !== null).map(([step, metric]) => [step, metric * factor]) }))
       .filter((line) => line.points.length > 1);
     if (!lines.some((line) => line.number === row.number)) return null;
     const all = lines.flatMap((line) => line.points);
