@@ -20,6 +20,7 @@ from workbench.optim.schedule_free import ScheduleFreeAdamW
 from workbench.optim.thor.optimizer import Thor
 
 THOR_RATE, THOR_DAMPING, THOR_MOMENTUM, THOR_FREQUENCY = 0.05, 0.1, 0.9, 20
+_REFERENCE_NAMES = {"lr": "learning_rate", "nesterov": "use_nesterov"}  # of what torch calls otherwise
 SMALLEST_DAMPING = 1e-8  # its root is still 1000 times the rounding of float32
 
 
@@ -83,25 +84,21 @@ def change_optimizer_(optimizer: Optimizer, config: OptimizerConfig) -> None:
 
 
 def _thor(options: dict[str, Any], network: nn.Module, compatibility: CompatibilityConfig) -> Thor:
-    frequency = options.pop("frequency", THOR_FREQUENCY)
-    damping = options.pop("damping", THOR_DAMPING)
-    decay = options.pop("damping_decay", 1.0)
-    return Thor(
-        network,
-        options.pop("lr", THOR_RATE),
-        damping if decay == 1 else partial(decaying_damping, initial=damping, decay=decay, frequency=frequency),
-        options.pop("momentum", THOR_MOMENTUM),
-        use_nesterov=options.pop("nesterov", False),
-        frequency=frequency,
-        factors=compatibility.thor_factors,
-        **options,
-    )
+    usual = {"lr": THOR_RATE, "damping": THOR_DAMPING, "momentum": THOR_MOMENTUM, "frequency": THOR_FREQUENCY}
+    arguments = _by_reference_names(usual | options)
+    damping, frequency, decay = arguments["damping"], arguments["frequency"], arguments.pop("damping_decay", 1.0)
+    if decay != 1:
+        arguments["damping"] = partial(decaying_damping, initial=damping, decay=decay, frequency=frequency)
+    return Thor(network, factors=compatibility.thor_factors, **arguments)
 
 
 def _adam_offload(options: dict[str, Any], network: nn.Module) -> AdamOffload:
-    renamed = {"lr": "learning_rate", "nesterov": "use_nesterov"}
-    arguments = {renamed.get(name, name): value for name, value in options.items() if name != "betas"}
-    if "betas" in options:
-        arguments["beta1"], arguments["beta2"] = options["betas"]
+    arguments = _by_reference_names(options)
+    if "betas" in arguments:
+        arguments["beta1"], arguments["beta2"] = arguments.pop("betas")
     # Given as a module, scales and shifts of normalizations are recognised and not decayed.
     return AdamOffload(network, **arguments)
+
+
+def _by_reference_names(options: dict[str, Any]) -> dict[str, Any]:
+    return {_REFERENCE_NAMES.get(name, name): value for name, value in options.items()}
