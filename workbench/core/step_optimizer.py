@@ -92,6 +92,11 @@ class StepOptimizer(Optimizer, ABC):
         """Return an optimizer like this one over other parameter groups; None where class and defaults suffice."""
 
 
+def held_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return everything that an optimizer trains, group by group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def skips_on_device(optimizer: Optimizer) -> TypeGuard[SkipsOnDevice]:
     """Return whether an optimizer, ours or a user's, has a step that takes the overflow flag."""
     return hasattr(optimizer, "step_with_found_inf")

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from workbench.core import devices
 from workbench.core.sparse_tables import values_of
-from workbench.core.step_optimizer import exact_flag, skips_on_device
+from workbench.core.step_optimizer import exact_flag, held_parameters, skips_on_device
 from workbench.core.torch_internals import check_and_unscale_, has_fused_kernel, mark_stepped, takes_found_inf
 from workbench.core.warning import warn
 from workbench.loss_scale.cached_adam import step_on_cached_lists
@@ -259,9 +259,9 @@ def _warn_once(optimizer: Optimizer) -> None:
 
 def _may_be_fused(optimizer: Optimizer) -> bool:
     """Return whether torch's fused kernels, SGD's for example, take what the optimizer trains."""
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return all(
-        has_fused_kernel(one, "_fused_sgd_") and not (one.grad is not None and one.grad.is_sparse) for one in trained
+        has_fused_kernel(one, "_fused_sgd_") and not (one.grad is not None and one.grad.is_sparse)
+        for one in held_parameters(optimizer)
     )
 
 

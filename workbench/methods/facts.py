@@ -10,13 +10,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, NetworkFacts
+from workbench.core.step_optimizer import held_parameters
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_chunks
 from workbench.methods.registry import METHODS
 
 
 def facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
     """Return what a network offers, after any reduction in effect; only layers that the optimizer holds are counted."""
-    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    held = set(held_parameters(optimizer))
     names = [name for name, parameter in named_trainable_parameters(network) if parameter in held]
     layers = len(split_into_chunks(names))
     counts = {"batch_norms": 0, "removable": 0, "removable_by_reference": 0}
@@ -37,7 +38,7 @@ def facts_of_copies(
     reasons: dict[str, Any] = learning_reasons(network, criterion, call)
     optimizer = new_optimizer(network)
     facts = facts_of(network, optimizer)
-    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    held = set(held_parameters(optimizer))
     untrained = {name for name, parameter in named_trainable_parameters(network) if parameter not in held}
     counts: dict[str, Any] = {}
     for description in METHODS:

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from workbench.config import BoostConfig, Plan
+from workbench.core.step_optimizer import held_parameters
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.parameter_process import ParameterProcess
 from workbench.methods.protocol import Method, Preparation, StepHook
@@ -33,8 +34,7 @@ def prepare_(preparation: Preparation) -> None:
     acting = _in_effect(preparation.plan).values()
     split = preparation.plan.config.common.gradient_split_groups
     if split is not None and (preparation.plan.world_size > 1 or any(method.splits_gradients for method in acting)):
-        trained = [parameter for group in preparation.optimizer.param_groups for parameter in group["params"]]
-        ParameterProcess().assign_parameter_group(trained, list(split))
+        ParameterProcess().assign_parameter_group(held_parameters(preparation.optimizer), list(split))
     for method in acting:
         method.prepare(preparation)
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from workbench.config import ConfigError, Plan
+from workbench.core.step_optimizer import held_parameters
 from workbench.core.wrapped_model import unwrapped
 
 _MARK = "boost_plan"
@@ -41,7 +42,7 @@ def trained_parameters(network: nn.Module, optimizer: Optimizer) -> dict[str, nn
     when the optimizer trains parameters that it does not hold.
     """
     names = {id(parameter): name for name, parameter in prepared_module(network).named_parameters()}
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    trained = held_parameters(optimizer)
     unknown = sum(id(parameter) not in names for parameter in trained)
     if unknown:
         raise ConfigError(

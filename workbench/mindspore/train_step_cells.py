@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from workbench.config import Plan
 from workbench.core import distributed as ranks
 from workbench.core.devices import device_of
+from workbench.core.step_optimizer import held_parameters
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
 from workbench.methods.loss_scale_group.scaling import GroupLossScaling
@@ -167,7 +168,7 @@ class BoostTrainOneStepCell(_TrainCell):
         return self.plan is not None and self.plan.dim_reduce
 
     def _step_with(self, loss: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
-        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        trained = [parameter for parameter in held_parameters(self.optimizer) if parameter.requires_grad]
         if len(trained) != len(grads):
             raise ValueError(f"`grads` must hold one gradient per trained parameter ({len(trained)}), got {len(grads)}")
         self.boosted.accept_gradients(loss, trained, grads)

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from workbench.core import host_values
 from workbench.core.arguments import checked_number
-from workbench.core.step_optimizer import StepOptimizer, exact_flag
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, held_parameters
 from workbench.optim.plain_adamw import adamw_
 
 
@@ -123,9 +123,8 @@ class _RowWiseOptimizer(StepOptimizer):
         """Continue exactly where ``state_dict`` was taken."""
         super().load_state_dict(state_dict)
         # torch gives loaded state the dtype of its parameter, but a table's is float32 beside bfloat16.
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        for number, parameter in zip(numbers, parameters, strict=True):
+        for number, parameter in zip(numbers, held_parameters(self), strict=True):
             for name, value in state_dict["state"].get(number, {}).items():
                 if isinstance(value, Tensor):
                     is_own = name in self._row_state or name == "step"

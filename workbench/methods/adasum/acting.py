@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.core import distributed as ranks
+from workbench.core.step_optimizer import held_parameters
 from workbench.methods.adasum.method import AdaSum
 from workbench.methods.protocol import Method
 from workbench.methods.weight_update import CompleteWindow, PlainUpdate, WeightUpdate
@@ -64,5 +65,4 @@ class AdaSumMethod(Method):
     def update(self, model: nn.Module, optimizer: Optimizer) -> WeightUpdate:
         """Return the combining update; needs torch.distributed."""
         eight = self.config.compatibility.adasum_servers == "eight"
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        return AdaSumUpdate(parameters, _EIGHT if eight else self.config.common.device_number)
+        return AdaSumUpdate(held_parameters(optimizer), _EIGHT if eight else self.config.common.device_number)

@@ -13,6 +13,7 @@ from workbench.config import ConfigError, Plan, line_search_trials
 from workbench.core import distributed as ranks
 from workbench.core.records import Event, EventKind
 from workbench.core.sparse_tables import sparse_tables
+from workbench.core.step_optimizer import held_parameters
 from workbench.methods.dim_reduce.components import component_rows
 from workbench.methods.dim_reduce.method import DimReduce
 from workbench.methods.dim_reduce.pca_files import (
@@ -31,7 +32,7 @@ class DimReduceMethod(Method):
 
     def prepare(self, preparation: Preparation) -> None:
         """Replace the optimizer by SGD with a rate of 1."""
-        held = [parameter for group in preparation.optimizer.param_groups for parameter in group["params"]]
+        held = held_parameters(preparation.optimizer)
         preparation.optimizer = SGD([parameter for parameter in held if parameter.requires_grad], lr=1.0)
 
     @staticmethod

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from workbench.core.arguments import checked_count, checked_number
+from workbench.core.step_optimizer import held_parameters
 from workbench.methods.dim_reduce.components import Arithmetic, component_rows, fitting_components
 
 LEAST_CURVATURE = 1e-20  # y . s above which B is updated; as upstream
@@ -414,7 +415,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Sequence[Tensor])
             "`optimizer` must apply the step as it is: torch.optim.SGD with lr=1, without momentum and weight decay; "
             f"got {type(optimizer).__name__}; pass that or None"
         )
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    missing = sum(id(parameter) not in held for parameter in weight)
+    held = set(held_parameters(optimizer))
+    missing = sum(parameter not in held for parameter in weight)
     if missing:
         raise ValueError(f"`optimizer` must hold every weight that is trained, it lacks {missing} of {len(weight)}")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from workbench.core.step_optimizer import held_parameters
 from workbench.methods.accumulation_window import AccumulationWindow
 from workbench.methods.parameter_groups import checked_optimizer
 from workbench.methods.protocol import Method
@@ -62,7 +63,7 @@ class GradientAccumulation:
         ``grads`` are in the order of the optimizer's parameters, as ``torch.autograd.grad`` returns them (not the
         parameters' own ``.grad``, which holds the sum); None for a parameter without gradient.
         """
-        parameters = self._parameters()
+        parameters = held_parameters(self.optimizer)
         if len(grads) != len(parameters):
             raise ValueError(f"`grads` must hold one entry per parameter ({len(parameters)}), got {len(grads)}")
         pairs = [(p, g) for p, g in zip(parameters, grads, strict=True) if g is not None]
@@ -89,7 +90,7 @@ class GradientAccumulation:
         if self.window.at_start:
             return False
         # .grad holds the sum over k micro-batches / N; their mean is N / k times that.
-        totals = [p.grad for p in self._parameters() if p.grad is not None]
+        totals = [p.grad for p in held_parameters(self.optimizer) if p.grad is not None]
         if totals:
             torch._foreach_mul_(totals, self.window.n_steps / self.window.position)
         self.window.reset()
@@ -98,7 +99,9 @@ class GradientAccumulation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``window`` (see :class:`AccumulationWindow`) and ``gradients`` (so far, None where none)."""
-        gradients = [None if p.grad is None or self.window.at_start else p.grad.clone() for p in self._parameters()]
+        gradients = [
+            None if p.grad is None or self.window.at_start else p.grad.clone() for p in held_parameters(self.optimizer)
+        ]
         return {"window": self.window.state_dict(), "gradients": gradients}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -107,15 +110,12 @@ class GradientAccumulation:
         Raises:
             ValueError: When it belongs to another window length or number of parameters.
         """
-        parameters, gradients = self._parameters(), state_dict["gradients"]
+        parameters, gradients = held_parameters(self.optimizer), state_dict["gradients"]
         if len(gradients) != len(parameters):
             raise ValueError(f"state_dict holds {len(gradients)} gradients, the optimizer {len(parameters)} parameters")
         self.window.load_state_dict(state_dict["window"])
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
-
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _update(self) -> None:
         self.optimizer.step()

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from workbench.core.step_optimizer import held_parameters
 from workbench.core.torch_internals import mark_stepped, register_step_hook, step_hooks
 from workbench.core.wrapped_model import allow_one_graph_per_group as allow_one_graph_per_group
 from workbench.methods.grad_freeze.group_arguments import (
@@ -118,7 +119,7 @@ class FreezeOpt(GroupSchedule, torch.optim.Optimizer):
         self._position = 0
         self._updates = [0] * len(entries)
         # Only these are ever toggled; what the user froze stays frozen.
-        self._toggled = frozenset(p for group in opt.param_groups for p in group["params"] if p.requires_grad)
+        self._toggled = frozenset(parameter for parameter in held_parameters(opt) if parameter.requires_grad)
         self._trained = [self._toggled.intersection(members) for members in self._members]
         self._applied = EVERYTHING
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -372,4 +373,4 @@ class FreezeOpt(GroupSchedule, torch.optim.Optimizer):
             optimizer = rebuild_optimizer(self._inner, fresh, copy_state=True)
             self._optimizers.append(optimizer)
             self._sources.append(sources)
-            self._members[index] = tuple(p for part in optimizer.param_groups for p in part["params"])
+            self._members[index] = tuple(held_parameters(optimizer))

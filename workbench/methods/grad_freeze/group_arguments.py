@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.step_optimizer import held_parameters
+
 Groups = list[list[tuple[list[Tensor], dict[str, Any]]]]  # per group a list of (parameters, options given for them)
 
 NOT_AN_OPTION = ("params", "param_names", "initial_lr", "order_params")
@@ -34,7 +36,7 @@ def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None,
 
 def read_groups(groups: Any, opt: torch.optim.Optimizer) -> Groups:
     """Return the groups as given for an optimizer's parameters; None stands for one group with all of them."""
-    held = [p for group in opt.param_groups for p in group["params"]]
+    held: list[Tensor] = [*held_parameters(opt)]
     if groups is None:
         return [[(held, {})]]
     if not isinstance(groups, list | tuple):

@@ -20,6 +20,7 @@ from workbench.config import BoostConfig
 from workbench.config.boost import full_steps
 from workbench.core.arguments import checked_count
 from workbench.core.sparse_tables import why_not_at_rest
+from workbench.core.step_optimizer import held_parameters
 from workbench.core.warning import warn
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState, allow_one_graph_per_group
 from workbench.methods.parameter_groups import checked_optimizer, named_trainable_parameters, split_into_nested_groups
@@ -196,7 +197,7 @@ class GradientFreeze:
 
 def _groups_held(network: nn.Module, optimizer: torch.optim.Optimizer, n_groups: int) -> list[list[Any]]:
     """Return the nested groups of what an optimizer holds of a network, each with everything else that it holds."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held = held_parameters(optimizer)
     trainable = named_trainable_parameters(network)
     among_held, in_network = set(held), {p for _, p in trainable}
     named = [(name, p) for name, p in trainable if p in among_held]

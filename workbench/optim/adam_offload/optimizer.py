@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.arguments import checked_count, checked_number, checked_switch
-from workbench.core.step_optimizer import StepOptimizer
+from workbench.core.step_optimizer import StepOptimizer, held_parameters
 from workbench.optim.adam_offload.given_parameters import read_parameters
 from workbench.optim.adam_offload.host_adam import RoundedAdam, StepGroup, form_step_groups, take_gradients
 from workbench.optim.adam_offload.host_transfer import (
@@ -167,11 +167,9 @@ class AdamOffload(StepOptimizer):
     @property
     def parameters(self) -> list[Tensor]:
         """All parameters, in the order of ``order_params`` where it was given."""
-        held = self._held()
-        if self._order is None:
-            return held
-        ordered = {id(parameter) for parameter in self._order}
-        return self._order + [parameter for parameter in held if id(parameter) not in ordered]
+        first = self._order or []
+        ordered = set(first)
+        return [*first, *(parameter for parameter in held_parameters(self) if parameter not in ordered)]
 
     @property
     def global_step(self) -> int:
@@ -259,7 +257,7 @@ class AdamOffload(StepOptimizer):
         if self._rounded is not None:
             own["generator"] = self._rounded.generator.get_state()
         if held := self._gradients_away():
-            own["gradients"] = {n: held[p].clone() for n, p in enumerate(self._held()) if p in held}
+            own["gradients"] = {n: held[p].clone() for n, p in enumerate(held_parameters(self)) if p in held}
         saved["adam_offload"] = own
         return saved
 
@@ -278,7 +276,7 @@ class AdamOffload(StepOptimizer):
             for key, value in {**options, "decay_by_name": False}.items():
                 group.setdefault(key, value)
         self.state.clear()
-        held = self._held()
+        held = held_parameters(self)
         for number, parameter in zip(numbers, held, strict=True):
             if number in states:
                 self.state[parameter] = self._own_state(parameter, states[number])
@@ -319,9 +317,6 @@ class AdamOffload(StepOptimizer):
             if self._transfer is not None:
                 self._transfer.listen()
 
-    def _held(self) -> list[Tensor]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
-
     def _own_state(self, parameter: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {"step": torch.tensor(float(saved["step"]), dtype=torch.float32, device="cpu")}
         for name in ("exp_avg", "exp_avg_sq"):
@@ -350,7 +345,7 @@ class AdamOffload(StepOptimizer):
     def _form_step_groups(self) -> list[StepGroup]:
         bucket_of: dict[Tensor, Bucket] = {}
         every = self._arguments["transfer"] == "always"
-        travellers = [parameter for parameter in self._held() if every or needs_transfer(parameter)]
+        travellers = [parameter for parameter in held_parameters(self) if every or needs_transfer(parameter)]
         if travellers:
             limit, frees = self._arguments["bucket_bytes"], self._arguments["offload_gradients"]
             self._transfer = HostTransfer(travellers, limit, frees, self._make_stream)

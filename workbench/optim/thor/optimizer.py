@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from workbench.core.arguments import checked_number, checked_switch
 from workbench.core.records import EventSink
-from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, held_parameters, zeros_in
 from workbench.core.torch_internals import has_fused_kernel
 from workbench.optim.schedule import Schedule, read_schedule, value_at
 from workbench.optim.thor.collection import Convention, FirstOrder
@@ -199,8 +199,7 @@ class Thor(StepOptimizer):
         super().__init__(given, options)
         for group, said in zip(self.param_groups, own, strict=True):
             group.setdefault("own_options", sorted(said & {"lr", "damping", "weight_decay"}))
-        trained = [p for group in self.param_groups for p in group["params"]]
-        self.preconditioner = Preconditioner(self.network, trained, rules)
+        self.preconditioner = Preconditioner(self.network, held_parameters(self), rules)
         self._normalizations = {id(p) for p in self.preconditioner.normalizations}
         self._backward_scale: Callable[[nn.Parameter], Tensor] | None = None
         self._events: EventSink | None = None
