@@ -118,7 +118,7 @@ def judge(batch: Any, form: BatchForm, rules: RecordRules) -> Verdict:
         return Verdict(n_records, whole=unlike)
     if n_records == 0:
         return Verdict(0, whole="no record")
-    bad: Tensor | None = None
+    bad = torch.zeros(n_records, dtype=torch.bool)
     reasons: dict[str, int] = {}
     for path, tensor in tensors:
         if tensor.device.type != "cpu":
@@ -129,11 +129,10 @@ def judge(batch: Any, form: BatchForm, rules: RecordRules) -> Verdict:
             if not form.by_rows:
                 return Verdict(n_records, whole=reason)
             found = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
-            new = found if bad is None else found & ~bad
-            bad = found if bad is None else bad | found
-            if n_new := int(new.sum()):
+            if n_new := int((found & ~bad).sum()):
                 reasons[reason] = reasons.get(reason, 0) + n_new
-    if bad is None:
+            bad |= found
+    if not reasons:
         return Verdict(n_records)
     if n_records - int(bad.sum()) < rules.min_rows:
         return Verdict(n_records, whole=max(reasons, key=lambda reason: reasons[reason]))

@@ -46,11 +46,8 @@ class RecordSieve:
             n_rejected = max(verdict.n_records, 1)
             self._count(n_rejected, {verdict.whole: n_rejected})
             return None
-        if verdict.bad is None:
-            self._count(verdict.n_records, {})
-            return batch
         self._count(verdict.n_records, verdict.reasons or {})
-        return select_rows(batch, ~verdict.bad)
+        return batch if verdict.bad is None else select_rows(batch, ~verdict.bad)
 
     def refuse(self, batch: Any, reason: str, *, forget_form: bool) -> None:
         """Revoke the acceptance of a batch that `sift` returned: the network could not compute with it.
