@@ -94,16 +94,15 @@ class FactorBlocks:
 
     def packed(self, of: dict[int, Tensor]) -> Tensor:
         """Return all blocks without padding as one vector, which fits whatever the bins of the device are."""
-        every = [view.reshape(-1) for f in range(len(self.sizes)) for _, _, view in self.views(f, of)]
-        return torch.cat(every) if every else torch.zeros(0, device=next(iter(of.values())).device if of else None)
+        every = [view.reshape(-1) for view in self._all_views(of)]
+        return torch.cat(every) if every else torch.zeros(0)
 
     def unpack_(self, of: dict[int, Tensor], values: Tensor) -> None:
         """Take in what ``packed`` returned, for the same factors and the same size of blocks."""
-        begin = 0
-        for factor in range(len(self.sizes)):
-            for _, _, view in self.views(factor, of):
-                view.copy_(values[begin : begin + view.numel()].view_as(view))
-                begin += view.numel()
+        _deal_out_(values, self._all_views(of))
+
+    def _all_views(self, of: dict[int, Tensor]) -> list[Tensor]:
+        return [view for factor in range(len(self.sizes)) for _, _, view in self.views(factor, of)]
 
     def clear(self, factor: int) -> None:
         """Start a new sum."""
@@ -313,6 +312,11 @@ def _together(parts: Sequence[Tensor], sent_by: int | None = None) -> None:
         distributed.all_reduce(flat)
     else:
         distributed.broadcast(flat, src=sent_by)
+    _deal_out_(flat, parts)
+
+
+def _deal_out_(flat: Tensor, parts: Sequence[Tensor]) -> None:
+    """Fill tensors from one vector that holds their elements in turn."""
     for part, piece in zip(parts, flat.split_with_sizes([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view_as(part))
 
