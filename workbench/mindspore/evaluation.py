@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch, widened
+from workbench.core.evaluation_mode import evaluation_mode
 from workbench.core.metrics import MetricAccumulator, MetricError, new_accumulator
 from workbench.core.warning import warn
 from workbench.mindspore.batch_calls import called_with, data_and_label
 from workbench.mindspore.callbacks import RunContext
 from workbench.training.apply import AutoBoost
 from workbench.training.boosted import Boosted
-from workbench.training.evaluation import evaluation_mode
 from workbench.training.precision import Precision, cast_model_
 
 

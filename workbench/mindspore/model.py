@@ -22,6 +22,7 @@ from workbench.config import LEVELS, BoostConfig, ConfigLike
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch, n_batches_of, widened
 from workbench.core.devices import device_of
+from workbench.core.evaluation_mode import evaluation_mode
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.mindspore import model_arguments as arguments
@@ -34,7 +35,6 @@ from workbench.mindspore.train_step_cells import WithLossCell, scaling_of_manage
 from workbench.training.apply import apply
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint_folder import CheckpointFolder
-from workbench.training.evaluation import evaluation_mode
 from workbench.training.loop import training_loop
 from workbench.training.outcome import BoostStep, StepOutcome
 

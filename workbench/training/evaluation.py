@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.batch import inputs_and_target, move_batch
+from workbench.core.evaluation_mode import evaluation_mode
 from workbench.core.metrics import MetricError
-from workbench.core.own_generators import kept_generators, seed_generators
+from workbench.core.own_generators import seed_generators
 from workbench.core.text import first_line
 from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
@@ -46,20 +47,6 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Prec
             for batch in task.evaluation_batches(seed):
                 task.update_metric(metric, model, move_batch(batch, device))
         return float(metric.compute())  # a metric may ask the model for what it has gathered
-
-
-@contextlib.contextmanager
-def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Put modules into evaluation mode, without gradients; afterwards restore modes and generators."""
-    was_training = [child for module in modules for child in module.modules() if child.training]
-    for module in modules:
-        module.eval()
-    try:
-        with kept_generators(device), torch.no_grad():
-            yield
-    finally:
-        for child in was_training:
-            child.training = True
 
 
 @contextlib.contextmanager

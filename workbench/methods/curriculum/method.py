@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from workbench.config import BoostConfig
 from workbench.core.batch import mapped, tensors_of
-from workbench.core.own_generators import kept_generators
+from workbench.core.evaluation_mode import evaluation_mode
 from workbench.core.warning import warn
 from workbench.methods.curriculum.section import CurriculumSection
 from workbench.methods.protocol import FirstBatch, Method
@@ -75,7 +75,7 @@ def growing(
     warned = False
     for index, batch in enumerate(batches):
         relative = _relative(stage_of(min(index, passes - 1), passes, until, stages), start, stages)
-        smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
+        smaller = _at_size(batch, relative, kind)
         if smaller is None and not warned:
             warned = True
             warn(f"the curriculum had no effect: {_nothing_to_shrink(kind)}")
@@ -111,20 +111,14 @@ def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes
     In evaluation mode and without gradients; weights, statistics, modes and random generators are as before afterwards.
     """
     devices = {value.device for value in network.parameters()}
-    training = [module for module in network.modules() if module.training]
     accepted = []
-    network.eval()
-    try:
-        with kept_generators(*devices), torch.no_grad():
-            for relative in sizes:
-                smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
-                if smaller is not None:
-                    with contextlib.suppress(Exception):  # any module of the user's may refuse a size in its own way
-                        call(network, smaller)
-                        accepted.append(relative)
-    finally:
-        for module in training:
-            module.training = True
+    with evaluation_mode([network], *devices):
+        for relative in sizes:
+            smaller = _at_size(batch, relative, kind)
+            if smaller is not None:
+                with contextlib.suppress(Exception):  # any module of the user's may refuse a size in its own way
+                    call(network, smaller)
+                    accepted.append(relative)
     return accepted
 
 
@@ -133,7 +127,7 @@ def why_not_smaller(call: Call, network: nn.Module, batch: Any, kind: Kind, size
 
     Two samples are tried, and the batch where these alone have no loss: a large network may compute on a CPU here.
     """
-    smaller = {relative: _SHRINK[kind](batch, relative) for relative in sizes}
+    smaller = {relative: _at_size(batch, relative, kind) for relative in sizes}
     if None in smaller.values():
         return _nothing_to_shrink(kind)
     accepted = accepted_sizes(call, network, _two_samples(batch, kind), kind, [1.0, *sizes])
@@ -233,4 +227,8 @@ def _shape(batch: Any, kind: Kind) -> str:
     return f"{found.shape[2]} x {found.shape[3]}" if kind == "resolution" else f"length {found.shape[1]}"
 
 
-_SHRINK: dict[Kind, Callable[[Any, float], Any]] = {"resolution": resized_images, "sequence": shortened}
+def _at_size(batch: Any, relative: float, kind: Kind) -> Any:
+    """Return a batch with its inputs at a relative size; None where it is to be smaller and holds no such inputs."""
+    if relative == 1:
+        return batch
+    return resized_images(batch, relative) if kind == "resolution" else shortened(batch, relative)
