@@ -26,7 +26,7 @@ def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor
 
     A tensor with an inf or NaN element has a norm that is not finite. A complex number counts as two.
     """
-    dense = [_real_values(gradient) for gradient in gradients]
+    dense = [real_values(gradient) for gradient in gradients]
     # In float32: the norm of a float16 tensor with finite elements may exceed float16. torch refuses to narrow float64.
     wide = torch.float64 if any(g.dtype == torch.float64 for g in dense) else torch.float32
     norms = torch.stack(torch._foreach_norm(dense, 2.0, wide)).float()
@@ -39,7 +39,8 @@ def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor
     return norms, torch.maximum(upper, lower)
 
 
-def _real_values(gradient: Tensor) -> Tensor:
+def real_values(gradient: Tensor) -> Tensor:
+    """Return the values of a gradient, of sparse rows summed, of a complex one as pairs of numbers."""
     values = values_of(gradient)
     return torch.view_as_real(values) if values.is_complex() else values
 
@@ -74,7 +75,7 @@ def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = N
     """
     device = gradients[0].device if gradients else device
     counts = torch.zeros(EXPONENT_BINS, dtype=torch.int64, device=device)
-    flats = [_real_values(gradient).detach().reshape(-1) for gradient in gradients]
+    flats = [real_values(gradient).detach().reshape(-1) for gradient in gradients]
     if len(flats) > 1 and flats[0].is_cpu and sum(map(len, flats)) <= _COPIED_ELEMENTS:
         flats = [torch.cat([flat.float() for flat in flats])]
     for flat in flats:

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from workbench.core import devices
-from workbench.core.sparse_tables import values_of
 from workbench.core.step_optimizer import exact_flag, held_parameters, skips_on_device
 from workbench.core.torch_internals import check_and_unscale_, has_fused_kernel, mark_stepped, takes_found_inf
 from workbench.core.warning import warn
 from workbench.loss_scale.cached_adam import step_on_cached_lists
+from workbench.loss_scale.gradient_statistics import real_values
 
 _WIDENED_ELEMENTS = 1 << 26  # at once, unless a tensor has more: 256 MiB
 _FUSED_KERNELS = {SGD: "_fused_sgd_", AdamW: "_fused_adamw_", Adam: "_fused_adam_", Adagrad: "_fused_adagrad_"}
@@ -144,9 +144,7 @@ def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
         for grad in grads:
             if grad is None:
                 continue
-            values = values_of(grad)
-            if values.is_complex():
-                values = torch.view_as_real(values)
+            values = real_values(grad)
             if flag is None:
                 flag = torch.zeros((), dtype=torch.bool, device=values.device)
             if values.numel():
