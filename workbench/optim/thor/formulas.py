@@ -15,14 +15,16 @@ from torch.optim.sgd import sgd
 from workbench.core.arguments import checked_count, checked_number
 from workbench.optim.thor.collection import Convention
 
-# Of 13 settings tried on digits-autoencoder, digits-lenet and digits-resnet these trained well on all three.
-FACTOR_DECAY = 0.8
-KL_CLIP = 0.001
-# Without a floor, damping that decays by 0.95 per refresh left the target of digits-autoencoder again within 2000 steps
-# (errors of 2 to 3000 after 0.45); with 0.3 on two of four seeds, with 1 on none.
-DAMPING_FLOOR = 1.0
-
 DampingSplit = Literal["trace", "even"]
+
+# What None stands for in `FactorRules`. Of 13 settings tried on digits-autoencoder, digits-lenet and digits-resnet this
+# decay and bound trained well on all three. Without a floor, damping that decays by 0.95 per refresh left the target of
+# digits-autoencoder again within 2000 steps (errors of 2 to 3000 after 0.45); with 0.3 on two of four seeds, with 1 on
+# none.
+_USUAL: dict[Convention, dict[str, Any]] = {
+    "default": {"damping_split": "trace", "damping_floor": 1.0, "factor_decay": 0.8, "kl_clip": 0.001},
+    "mindspore": {"damping_split": "even", "damping_floor": 0.0, "factor_decay": 0.0, "kl_clip": math.inf},
+}
 
 
 @dataclass(slots=True)
@@ -67,15 +69,10 @@ class FactorRules:
             indices = [checked_count("split_indices", entry, 0) for entry in self.split_indices]
             if any(later <= earlier for earlier, later in itertools.pairwise(indices)):
                 raise ValueError(f"`split_indices` must rise, got {indices}")
-        own = self.factors == "default"
-        self.damping_split = self.damping_split or ("trace" if own else "even")
-        if self.damping_floor is None:
-            self.damping_floor = DAMPING_FLOOR if own else 0.0
-        if self.factor_decay is None:
-            self.factor_decay = FACTOR_DECAY if own else 0.0
+        for name, usual in _USUAL[self.factors].items():
+            if getattr(self, name) is None:
+                setattr(self, name, usual)
         checked_number("damping_floor", self.damping_floor)
-        if self.kl_clip is None:
-            self.kl_clip = KL_CLIP if own else math.inf
         checked_number("factor_decay", self.factor_decay, below=1.0)
         if self.kl_clip != math.inf:
             self.kl_clip = checked_number("kl_clip", self.kl_clip, above=0.0)
