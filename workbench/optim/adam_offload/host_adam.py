@@ -29,6 +29,7 @@ import math
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -159,12 +160,10 @@ class StepGroup:
     def __post_init__(self) -> None:
         self.strides = [parameter.stride() for parameter in self.parameters]
 
-    def part(self, chosen: Sequence[bool], wanted: bool) -> StepGroup:
-        """Return the parameters chosen, or not, as a step group with a count of its own."""
-        parameters, first, second = (
-            [item for item, flag in zip(items, chosen, strict=True) if flag is wanted] if items else []
-            for items in (self.parameters, self.first, self.second)
-        )
+    def part(self, chosen: Sequence[bool]) -> StepGroup:
+        """Return the parameters chosen as a step group with a count of its own."""
+        lists = self.parameters, self.first, self.second
+        parameters, first, second = (list(compress(items, chosen)) for items in lists)
         return StepGroup(self.group, parameters, self.is_decayed, self.bucket, self.steps.clone(), first, second)
 
     def take_step(self, weights: list[Tensor], gradients: list[Tensor], rounded: RoundedAdam | None) -> float:
@@ -244,7 +243,7 @@ def take_gradients(
             continue
         if n_present < len(group.parameters):
             there = [p.grad is not None if group.bucket is None else p in travelling for p in group.parameters]
-            group, rest = group.part(there, True), group.part(there, False)
+            group, rest = group.part(there), group.part([not flag for flag in there])
             step_groups[index] = group
             step_groups.append(rest)
             for part in (group, rest):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -185,15 +186,13 @@ def _by_kind(params: Iterable[Any]) -> list[dict[str, Any]]:
             found.append(group)
             continue
         held = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        names = group.get("param_names", [None] * len(held))
+        kinds = [is_matrix(one[1] if isinstance(one, tuple) else one) for one in held]
+        lists = {"params": held} | {key: group[key] for key in ("param_names",) if key in group}
         for matrices in (True, False):
-            tensors = [one[1] if isinstance(one, tuple) else one for one in held]
-            chosen = [place for place, one in enumerate(tensors) if is_matrix(one) is matrices]
-            if chosen:
-                part = {**group, "params": [held[place] for place in chosen], "matrices": matrices}
-                if "param_names" in group:
-                    part["param_names"] = [names[place] for place in chosen]
-                found.append(part)
+            chosen = [kind is matrices for kind in kinds]
+            if any(chosen):
+                parts = {key: list(compress(values, chosen)) for key, values in lists.items()}
+                found.append({**group, **parts, "matrices": matrices})
     if not found:
         raise ValueError("Muon got no parameter to train")
     return found
