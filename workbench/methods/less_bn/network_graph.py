@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import random
 import sys
 import threading
 import warnings
@@ -16,14 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from workbench.core.batch import tensors_of
-from workbench.core.own_generators import cpu_generator, kept_generators
+from workbench.core.own_generators import kept_generators, seed_generators
 from workbench.core.torch_internals import BatchNorm, ConvNd
 
 # By the names of functions and methods, which torch.fx and the recorder share.
@@ -154,13 +152,9 @@ def _unchanged_randomness(model: nn.Module) -> Iterator[None]:
     """Draw from generators of a fixed seed inside, and leave those of Python, numpy and torch as they were."""
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type in {"cuda", "npu", "xpu"}}
     with kept_generators(*sorted(devices, key=str)):
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002  # what a forward may draw from
-        cpu_generator().manual_seed(0)
+        seed_generators(0)
         for device in devices:
-            accelerator = torch.get_device_module(device)
-            with accelerator.device(device):
-                accelerator.manual_seed(0)
+            seed_generators(0, device)
         yield
 
 
