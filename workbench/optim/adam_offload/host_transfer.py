@@ -253,14 +253,17 @@ class Bucket:
 
 
 class HostTransfer:
-    """All buckets of an optimizer, of limited size in bytes; ``frees`` says whether gradients leave for good."""
+    """All buckets of an optimizer, of limited size in bytes; ``frees`` says whether gradients leave for good.
+
+    Without parameters nothing travels.
+    """
 
     def __init__(
         self,
-        parameters: Sequence[Tensor],
-        bucket_bytes: int,
-        frees: bool,
-        make_stream: Callable[[torch.device], CopyStream],
+        parameters: Sequence[Tensor] = (),
+        bucket_bytes: int = 0,
+        frees: bool = False,
+        make_stream: Callable[[torch.device], CopyStream] = CopyStream,
     ) -> None:
         self.frees = frees
         streams: dict[torch.device, tuple[CopyStream, CopyStream]] = {}

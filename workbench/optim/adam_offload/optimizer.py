@@ -134,7 +134,7 @@ class AdamOffload(StepOptimizer):
         groups, order = read_parameters(params, any_decay=decay != 0.0)
         self._global_step = 0
         self._step_groups: list[StepGroup] | None = None
-        self._transfer: HostTransfer | None = None
+        self._transfer = HostTransfer()  # what travels is known when step groups are formed
         self._lock = _lock(use_locking)
         self._pending_gradients: dict[Tensor, Tensor] = {}
         self._columns: dict[str, float] = {}
@@ -211,15 +211,14 @@ class AdamOffload(StepOptimizer):
         if self.found_inf is None or self.found_inf.item() == 0:
             with self._lock:
                 self._update()
-        elif self._transfer is not None:
+        else:
             self._transfer.discard()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, those that have left included; ``set_to_none`` as in torch."""
         super().zero_grad(set_to_none)
         self._pending_gradients = {}
-        if self._transfer is not None:
-            self._transfer.discard()
+        self._transfer.discard()
 
     def unscale_offloaded_(self, scale_of: Callable[[Any], Tensor], found_inf: Tensor) -> None:
         """Divide gradients that have left the device by the loss scale and note whether any is inf or NaN.
@@ -231,8 +230,7 @@ class AdamOffload(StepOptimizer):
         Raises:
             RuntimeError: When parameters have different scales.
         """
-        if self._transfer is not None:
-            self._transfer.unscale_(scale_of, found_inf)
+        self._transfer.unscale_(scale_of, found_inf)
 
     def columns(self) -> Mapping[str, float]:
         """Return what the host knows of the last step, for the trace.
@@ -304,7 +302,7 @@ class AdamOffload(StepOptimizer):
         self._rounded = None if generator is None else RoundedAdam()
         if self._rounded is not None:
             self._rounded.generator.set_state(generator)
-        self._transfer = None
+        self._transfer = HostTransfer()
         self._columns = {}
         self._step_groups = None  # they refer to parameters and state by identity: a copy forms its own
         self._lock = _lock(self._arguments["use_locking"])
@@ -314,8 +312,7 @@ class AdamOffload(StepOptimizer):
         """Inside an accumulation window let gradients leave at once, so that the order in which they add up stays."""
         if self._pending_gradients:
             self._step_groups = self._form_step_groups()
-            if self._transfer is not None:
-                self._transfer.listen()
+            self._transfer.listen()
 
     def _own_state(self, parameter: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {"step": torch.tensor(float(saved["step"]), dtype=torch.float32, device="cpu")}
@@ -334,13 +331,12 @@ class AdamOffload(StepOptimizer):
 
     def _drop_caches(self) -> None:
         self._pending_gradients = self._gradients_away()
-        if self._transfer is not None:
-            self._transfer.stop_listening()
-        self._transfer = None
+        self._transfer.stop_listening()
+        self._transfer = HostTransfer()
         self._step_groups = None
 
     def _gradients_away(self) -> dict[Tensor, Tensor]:
-        return self._pending_gradients | ({} if self._transfer is None else self._transfer.held_gradients())
+        return self._pending_gradients | self._transfer.held_gradients()
 
     def _form_step_groups(self) -> list[StepGroup]:
         bucket_of: dict[Tensor, Bucket] = {}
@@ -360,7 +356,7 @@ class AdamOffload(StepOptimizer):
 
     def _keep_master(self, parameter: Tensor) -> None:
         """Let the state of 16-bit weights have the host's copy as ``master``, with the value it had so far."""
-        if self._transfer is None or compute_dtype(parameter.dtype) == parameter.dtype:
+        if compute_dtype(parameter.dtype) == parameter.dtype:
             return
         (bucket, index), state = self._transfer.place[parameter], self.state[parameter]
         if "master" in state:
@@ -373,14 +369,14 @@ class AdamOffload(StepOptimizer):
             self._step_groups = self._form_step_groups()
         began = time.perf_counter()
         transfer = self._transfer
-        travelling = set[Tensor]() if transfer is None else transfer.collect()
+        travelling = transfer.collect()
         arrived: dict[int, dict[int, Tensor]] = {}
         host_seconds = 0.0
         for step_group, gradients in take_gradients(self._step_groups, self.state, travelling):
             bucket = step_group.bucket
             if not step_group.first:
                 self._begin(step_group)
-            if transfer is None or bucket is None:
+            if bucket is None:
                 gradients = step_group.laid_out(gradients)
                 host_seconds += step_group.take_step(step_group.parameters, gradients, self._rounded)
                 continue
@@ -393,7 +389,7 @@ class AdamOffload(StepOptimizer):
             host_seconds += step_group.take_step(weights, on_host, self._rounded)
             bucket.give_back(chosen)
         self._columns = {"offload.host_ms": host_seconds * 1e3}
-        if transfer is not None:
+        if transfer.buckets:
             transfer_ms = transfer.finish()
             waited_ms, total_ms = (time.perf_counter() - began) * 1e3, transfer_ms + host_seconds * 1e3
             self._columns["offload.transfer_ms"] = transfer_ms
