@@ -64,14 +64,13 @@ class LossScaling:
         init, nominal = float(rule.init), max(1.0, float(rule.init))
         cell: nn.Module | None
         if kind == "fixed":
-            drops, minimum = rule.drop_overflow_update, init
+            drops = rule.drop_overflow_update
             cell = FixedLossScaleUpdateCell(nominal) if drops else None
         else:
-            drops, minimum = True, rule.minimum
-            bounds: Any = {"maximum": rule.maximum, "growth_ceiling": config.compatibility.loss_scale_ceiling}
-            cell = DynamicLossScaleUpdateCell(nominal, rule.factor, rule.window, minimum=minimum, **bounds)
-        collapse: Any = {"collapse_after": rule.collapse_after, "minimum": minimum}
-        return cls(init, cell, drop_overflow_update=drops, device=device, **collapse)
+            drops, ceiling = True, config.compatibility.loss_scale_ceiling
+            bounds: Any = {"minimum": rule.minimum, "maximum": rule.maximum, "growth_ceiling": ceiling}
+            cell = DynamicLossScaleUpdateCell(nominal, rule.factor, rule.window, **bounds)
+        return cls.with_cell(cell, init, drop_overflow_update=drops, device=device, collapse_after=rule.collapse_after)
 
     @classmethod
     def seeded(cls, sens: float, device: torch.device | None) -> LossScaling:
@@ -81,12 +80,12 @@ class LossScaling:
         return scaling
 
     @classmethod
-    def with_cell(
-        cls, cell: nn.Module | None, scale: float, *, drop_overflow_update: bool, device: torch.device | None
-    ) -> LossScaling:
-        """Return a scale with an update module of a user's, whose ``minimum``, if it has one, is the floor."""
-        minimum = float(getattr(cell, "minimum", scale))
-        return cls(float(scale), cell, drop_overflow_update=drop_overflow_update, device=device, minimum=minimum)
+    def with_cell(cls, cell: nn.Module | None, scale: float, **others: Any) -> LossScaling:
+        """Return a scale with an update module, the user's perhaps, whose ``minimum``, if it has one, is the floor.
+
+        Without one the floor is the scale; ``others`` are arguments of the class.
+        """
+        return cls(float(scale), cell, minimum=float(getattr(cell, "minimum", scale)), **others)
 
     @property
     def scale(self) -> Tensor:
