@@ -205,6 +205,8 @@ class Method:
     splits_gradients: ClassVar[bool] = False
     #: Whether it looks at shapes of parameters before training; those of lazy layers are known after a forward pass.
     needs_shapes: bool = True
+    #: Why the model cannot be in a DistributedDataParallel; "" if it can.
+    refuses_ddp: ClassVar[str] = ""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -241,7 +243,10 @@ class Method:
 
     def refusal(self, model: nn.Module) -> str:
         """Return why the model, wrapped or compiled as it is, cannot be trained so; empty when it can."""
-        return ""
+        from torch.nn.parallel import DistributedDataParallel
+
+        wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
+        return self.refuses_ddp if wrapped else ""
 
     def reshape(self, preparation: Preparation) -> None:
         """Replace modules or change the optimizer's groups; what lists parameters comes later."""

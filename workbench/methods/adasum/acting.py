@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.core import distributed as ranks
@@ -53,14 +52,10 @@ class AdaSumUpdate(WeightUpdate):
 class AdaSumMethod(Method):
     """Puts an update that combines in the place of the optimizer's step."""
 
-    def refusal(self, model: nn.Module) -> str:
-        """Refuse a DistributedDataParallel, after which all updates are the same."""
-        if not any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-            return ""
-        return (
-            "AdaSum combines updates, but a DistributedDataParallel averages gradients over all ranks; apply() to the "
-            "plain model first and call boosted.distribute() then"
-        )
+    refuses_ddp = (
+        "AdaSum combines updates, but a DistributedDataParallel averages gradients over all ranks; apply() to the "
+        "plain model first and call boosted.distribute() then"
+    )
 
     def update(self, model: nn.Module, optimizer: Optimizer) -> WeightUpdate:
         """Return the combining update; needs torch.distributed."""

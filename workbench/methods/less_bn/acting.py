@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.core.torch_internals import BatchNorm
@@ -25,6 +24,10 @@ class LessBNMethod(Method):
     """Removes BatchNorms before training; see :mod:`workbench.methods.less_bn.method`."""
 
     splits_gradients = True
+    refuses_ddp = (  # which lists its parameters when it is made
+        "LessBN replaces modules, and a DistributedDataParallel that exists already would not notice; apply() to "
+        "the plain model first and call boosted.distribute() then"
+    )
 
     @staticmethod
     def counts(network: nn.Module) -> Mapping[str, int]:
@@ -64,15 +67,6 @@ class LessBNMethod(Method):
         by_reference = reduced(new_network(), "reference")
         counts |= zip(("removable_by_reference", "layers_left_by_reference"), by_reference, strict=True)
         return {"batch_norms": norms, **counts}
-
-    def refusal(self, model: nn.Module) -> str:
-        """Refuse a DistributedDataParallel, which lists its parameters when it is made."""
-        if not any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-            return ""
-        return (
-            "LessBN replaces modules, and a DistributedDataParallel that exists already would not notice; apply() to "
-            "the plain model first and call boosted.distribute() then"
-        )
 
     def reshape(self, preparation: Preparation) -> None:
         """Reduce the network, let the optimizer follow, and find out what is left to freeze."""
