@@ -13,7 +13,7 @@ backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -92,17 +92,18 @@ class FactorBlocks:
         """Return (begin, end, view without padding) of a factor's blocks in ``factors`` or ``inverses``."""
         return [(b.begin, b.end, of[b.bin][b.row, : b.end - b.begin, : b.end - b.begin]) for b in self.blocks[factor]]
 
+    def blocks_of(self, factors: Iterable[int], of: dict[int, Tensor]) -> list[Tensor]:
+        """Return the views of several factors' blocks alone."""
+        return [view for factor in factors for _, _, view in self.views(factor, of)]
+
     def packed(self, of: dict[int, Tensor]) -> Tensor:
         """Return all blocks without padding as one vector, which fits whatever the bins of the device are."""
-        every = [view.reshape(-1) for view in self._all_views(of)]
+        every = [block.reshape(-1) for block in self.blocks_of(range(len(self.sizes)), of)]
         return torch.cat(every) if every else torch.zeros(0)
 
     def unpack_(self, of: dict[int, Tensor], values: Tensor) -> None:
         """Take in what ``packed`` returned, for the same factors and the same size of blocks."""
-        _deal_out_(values, self._all_views(of))
-
-    def _all_views(self, of: dict[int, Tensor]) -> list[Tensor]:
-        return [view for factor in range(len(self.sizes)) for _, _, view in self.views(factor, of)]
+        _deal_out_(values, self.blocks_of(range(len(self.sizes)), of))
 
     def clear(self, factor: int) -> None:
         """Start a new sum."""
@@ -176,8 +177,8 @@ class FactorBlocks:
         """
         most = damping
         reference_product = None if self.reference_product is None else self.reference_product[factor : factor + 1]
-        views = zip(self.views(factor, self.factors), self.views(factor, self.inverses), strict=True)
-        for (_, _, values), (_, _, inverse) in views:
+        pairs = zip(self.blocks_of([factor], self.factors), self.blocks_of([factor], self.inverses), strict=True)
+        for values, inverse in pairs:
             # Without damping there would be nothing to raise; this much is what rounding takes anyway.
             least = float(values.diagonal().abs().mean()) * torch.finfo(values.dtype).eps
             amount = max(damping, least)
@@ -274,8 +275,8 @@ class FactorExchange:
         skip.copy_((flags[-1] > 0).to(skip))
         for group in self.groups:
             # Where another rank overflowed this may hold inf or NaN; the refresh is skipped anyway.
-            members, factors = [i for i in group if i in set(due)], self.blocks.factors
-            _together([part.div_(n_alive[i]) for i in members for part in self._tensors_of(i, factors)])
+            members = [i for i in group if i in set(due)]
+            _together([part.div_(n_alive[i]) for i in members for part in self._sums_of(self.layers[i])])
 
     def invert_(self, damping: Tensor, multiplier: Tensor | None, which: Tensor) -> Tensor:
         """Invert factors, each on its owner's rank, and hand the inverses out; see ``FactorBlocks.invert_``."""
@@ -289,18 +290,15 @@ class FactorExchange:
                 owner_of[factor] = owner
         failed = self.blocks.invert_(damping, multiplier, which & (owner_of == ranks.rank()))
         for rank in range(n_ranks):
-            mine, inverses = [i for i, owner in enumerate(owners) if owner == rank], self.blocks.inverses
-            _together([part for i in mine for part in self._views_of(i, inverses)], sent_by=rank)
+            mine = [f for layer, owner in zip(self.layers, owners, strict=True) if owner == rank for f in layer.numbers]
+            _together(self.blocks.blocks_of(mine, self.blocks.inverses), sent_by=rank)
         flags = failed.to(damping.dtype)
         distributed.all_reduce(flags)
         return flags > 0
 
-    def _views_of(self, layer: int, of: dict[int, Tensor]) -> list[Tensor]:
-        return [view for f in self.layers[layer].numbers for _, _, view in self.blocks.views(f, of)]
-
-    def _tensors_of(self, layer: int, of: dict[int, Tensor]) -> list[Tensor]:
-        counts = self.layers[layer].counts
-        return self._views_of(layer, of) + ([] if counts is None else [counts])
+    def _sums_of(self, layer: FactoredLayer) -> list[Tensor]:
+        blocks = self.blocks.blocks_of(layer.numbers, self.blocks.factors)
+        return blocks if layer.counts is None else [*blocks, layer.counts]
 
 
 def _together(parts: Sequence[Tensor], sent_by: int | None = None) -> None:

@@ -236,11 +236,10 @@ class Preconditioner:
         before = float(entry.damping[factor])
         multiplier = 1.0 if entry.multiplier is None else float(entry.multiplier[factor])
         value = self.blocks.rescue_(factor, before, multiplier)
-        layer = next(layer for layer in self.layers if factor in layer.numbers)
-        side = f"factor {'A' if layer.a == factor else 'G'} of {layer.name}"
         if events is not None:
-            raised = f"was not positive definite and is damped by {value:g} in place of {before:g}"
-            message = f"step {entry.step}: {side} {raised}"
+            layer = next(layer for layer in self.layers if factor in layer.numbers)
+            side = f"factor {'A' if layer.a == factor else 'G'} of {layer.name} was not positive definite"
+            message = f"step {entry.step}: {side} and is damped by {value:g} in place of {before:g}"
             events.emit(Event(entry.step, EventKind.DAMPING_RAISED, layer.name, value, message))
 
     # Applying
@@ -332,11 +331,10 @@ class Preconditioner:
             old = theirs.get(id(layer.weight))
             if old is None or old.module is not layer.module:
                 continue
-            for mine, its in zip(layer.numbers, old.numbers, strict=True):
-                views = self.blocks.views(mine, self.blocks.inverses)
-                past = other.blocks.views(its, other.blocks.inverses)
-                for (_, _, view), (_, _, before) in zip(views, past, strict=True):
-                    view.copy_(before)
+            mine = self.blocks.blocks_of(layer.numbers, self.blocks.inverses)
+            its = other.blocks.blocks_of(old.numbers, other.blocks.inverses)
+            for block, before in zip(mine, its, strict=True):
+                block.copy_(before)
             if layer.row_scale is not None and old.row_scale is not None:
                 layer.row_scale.copy_(old.row_scale)
             number = other.position[id(layer.weight)]
