@@ -324,10 +324,15 @@ class Model:
             yield state.train_dataset_element
 
     def _loss_of(self, network: nn.Module, batch: Any) -> Tensor:
+        return self._judged(network, batch)[0]
+
+    def _judged(self, network: nn.Module, batch: Any) -> tuple[Tensor, Any, Any]:
+        """Return the loss of a batch, and prediction and label where they are known."""
         if self._loss_fn is None:
-            return checked_loss(called_with(network, batch), "network")
+            return checked_loss(called_with(network, batch), "network"), None, None
         data, label = data_and_label(batch)
-        return checked_loss(self._criterion(network(data), label), "loss_fn")
+        prediction = network(data)
+        return checked_loss(self._criterion(prediction, label), "loss_fn"), prediction, label
 
     @property
     def _criterion(self) -> Any:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from workbench.core import distributed as ranks
 from workbench.core.arguments import checked_count
 from workbench.core.metrics import output_kind
-from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label
+from workbench.mindspore.batch_calls import called_with, checked_loss
 from workbench.mindspore.callbacks import CallbackList, CallbackParameters, RunContext
 from workbench.mindspore.model import Callbacks, Model
 from workbench.mindspore.model_arguments import check_kind, check_sink
@@ -208,10 +208,8 @@ class RecModel(Model):
 
     def _loss_of(self, network: nn.Module, batch: Any) -> Tensor:
         session = self._session
-        if session is None:
+        if session is None or not session.begin_forward():  # a method tries its step lengths on the same batch
             return super()._loss_of(network, batch)
-        if not session.begin_forward():  # a method tries its step lengths on the same batch
-            return self._judged(network, batch)[0]
         try:
             loss, prediction, label = self._judged(network, batch)
         except torch.OutOfMemoryError:
@@ -222,11 +220,9 @@ class RecModel(Model):
         return loss
 
     def _judged(self, network: nn.Module, batch: Any) -> tuple[Tensor, Any, Any]:
-        """Return the loss of a batch, and prediction and label where they are known."""
-        if self._loss_fn is not None:
-            data, label = data_and_label(batch)
-            prediction = network(data)
-            return checked_loss(self._criterion(prediction, label), "loss_fn"), prediction, label
+        """As in training on epochs; online a network may return prediction and label with its loss."""
+        if self._session is None or self._loss_fn is not None:
+            return super()._judged(network, batch)
         outputs = called_with(network, batch)
         if isinstance(outputs, tuple) and len(outputs) == 3:
             return checked_loss(outputs[0], "network"), outputs[1], outputs[2]
