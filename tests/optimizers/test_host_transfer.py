@@ -271,6 +271,22 @@ def test_a_window_resumes_in_its_middle() -> None:
     assert_same(net, copied_net)
 
 
+def test_a_window_resumes_in_its_middle_where_nothing_travels() -> None:
+    net, other = network(), network()
+    optimizer = LateOffload(net.parameters(), 0.01, offload_gradients=True)
+    train(net, optimizer, range(2))
+    backward(net, 2)
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    resumed = AdamOffload(other.parameters(), 0.01)  # float32 on a CPU stays where it is
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    for model, one in ((net, optimizer), (other, resumed)):
+        backward(model, 3)
+        one.step()
+    assert_same(net, other)
+    assert "gradients" not in resumed.state_dict()["adam_offload"]
+
+
 def test_clearing_gradients_clears_those_that_left() -> None:
     net, twin = network(), network()
     travelling = LateOffload(net.parameters(), 0.01, offload_gradients=True)

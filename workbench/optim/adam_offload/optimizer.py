@@ -350,8 +350,11 @@ class AdamOffload(StepOptimizer):
                 if parameter in self.state:
                     self._keep_master(parameter)
                 if parameter in self._pending_gradients:
-                    bucket.put_sum(index, self._pending_gradients[parameter])
-            self._pending_gradients = {}
+                    bucket.put_sum(index, self._pending_gradients.pop(parameter))
+        for parameter, gradient in self._pending_gradients.items():  # that travelled where the state was saved
+            own = gradient.to(parameter)
+            parameter.grad = own if parameter.grad is None else parameter.grad + own
+        self._pending_gradients = {}
         return form_step_groups(self.param_groups, self.state, bucket_of)
 
     def _keep_master(self, parameter: Tensor) -> None:
