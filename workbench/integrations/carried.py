@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.config import BoostConfig, Plan, describe_parameters
+from workbench.config import BoostConfig, OptimizerConfig, Plan, describe_parameters
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.registry import METHODS
 
 RATES = ("optimizer.lr", "optimizer.lr_factor", "batch.lr_rule")
 """Paths that decide about the learning rate of an optimizer."""
+
+FORMATS = ("amp.level", "amp.dtype", "amp.keep_batchnorm_fp32")
+"""Paths that decide in which number formats a network computes."""
 
 _ACCUMULATES = next(method for method in METHODS if method.micro_batches)
 ACCUMULATION = (_ACCUMULATES.micro_batches, _ACCUMULATES.switch)
@@ -35,6 +38,14 @@ class Carried:
         """Whether the framework's own arguments carry everything, so that this package is not needed."""
         return not self.left
 
+    @property
+    def left_by_reason(self) -> dict[str, str]:
+        """Why the arguments cannot carry what is left -> the paths that share this reason, one after the other."""
+        paths: dict[str, list[str]] = {}
+        for path, why in self.left.items():
+            paths.setdefault(why, []).append(path)
+        return {why: ", ".join(sharing) for why, sharing in paths.items()}
+
 
 class Sorting:
     """The choices of a plan while a framework takes one after the other."""
@@ -51,9 +62,14 @@ class Sorting:
         """Return what is in effect at a config path, else its default."""
         return self._effective.get(path, describe_parameters()[path].default)
 
-    def is_chosen(self, path: str) -> bool:
-        """Return whether a path holds a choice that nothing has taken yet."""
-        return path in self._open
+    def is_chosen(self, *paths: str) -> bool:
+        """Return whether one of these paths holds a choice that nothing has taken yet."""
+        return any(path in self._open for path in paths)
+
+    def hyper_parameters(self) -> list[str]:
+        """Return the names of the optimizer's hyper-parameters that are chosen, but for a factor on its rates."""
+        names = (name for name in OptimizerConfig.model_fields if name not in {"name", "lr_factor"})
+        return [name for name in names if self.is_chosen(f"optimizer.{name}")]
 
     @property
     def scales_as_torch(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.config import BOOST_SECTIONS, SWITCHES, BoostConfig, OptimizerConfig, describe_parameters
-from workbench.integrations.carried import RATES, Carried, Sorting, learning_rate, rate_factor
+from workbench.config import BOOST_SECTIONS, SWITCHES, BoostConfig, describe_parameters
+from workbench.integrations.carried import FORMATS, RATES, Carried, Sorting, learning_rate, rate_factor
 
 _ADAM = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "eps"}
 _OPTIMIZERS: dict[str, tuple[str, dict[str, str]]] = {  # ours -> theirs, with the names of its arguments
@@ -43,7 +43,7 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
             sorting.leave(why.rstrip("."), f"boost.{name}", name)
     theirs = [path for path, about in infos.items() if path.partition(".")[0] in BOOST_SECTIONS and not about.ours]
     model: dict[str, Any] = {}
-    if any(sorting.is_chosen(path) for path in theirs):
+    if sorting.is_chosen(*theirs):
         model |= {"boost_level": level, "boost_config_dict": "the exported file"}
         sorting.carry(*theirs, Model=model)
     for path, about in infos.items():
@@ -67,10 +67,9 @@ def _precision(sorting: Sorting, model: dict[str, Any]) -> None:
         model["amp_level"] = low
         if (keep := sorting.value("amp.keep_batchnorm_fp32")) != (low == "O2"):
             model["keep_batchnorm_fp32"] = keep
-        sorting.carry("amp.level", "amp.dtype", "amp.keep_batchnorm_fp32", Model=model)
+        sorting.carry(*FORMATS, Model=model)
     elif sorting.value("amp.keep_batchnorm_fp32") == (low == "O2"):
-        call = {"amp.auto_mixed_precision": {"amp_level": low, "dtype": "ms.bfloat16"}}
-        sorting.carry("amp.level", "amp.dtype", "amp.keep_batchnorm_fp32", **call)
+        sorting.carry(*FORMATS, **{"amp.auto_mixed_precision": {"amp_level": low, "dtype": "ms.bfloat16"}})
     sorting.leave(f"in bfloat16 MindSpore's {low} has its own rule for BatchNorm", "amp")
 
 
@@ -90,9 +89,7 @@ def _loss_scale(sorting: Sorting) -> None:
 
 def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
     """Carry the optimizer and what multiplies its rate."""
-    name = sorting.value("optimizer.name")
-    names = [one for one in OptimizerConfig.model_fields if one not in {"name", "lr_factor"}]
-    fields = [one for one in names if sorting.is_chosen(f"optimizer.{one}")]
+    name, fields = sorting.value("optimizer.name"), sorting.hyper_parameters()
     if name is None:
         known, call = {"lr": "learning_rate"} if set(fields) <= {"lr"} else {}, "your optimizer"
     else:
@@ -110,7 +107,7 @@ def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
     paths = ["optimizer.name", *(f"optimizer.{one}" for one in fields)]
     if (rate := learning_rate(config, 1e-3 if name else None)) is not None:
         values["learning_rate"] = rate
-    if any(map(sorting.is_chosen, RATES[1:])):
+    if sorting.is_chosen(*RATES[1:]):
         values.setdefault("learning_rate", f"{rate_factor(config):g} x")
     if values or name is not None:
         sorting.carry(*paths, *RATES, **{call: values})

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from workbench.config import BoostConfig, OptimizerConfig
-from workbench.integrations.carried import ACCUMULATION, RATES, Carried, Sorting, learning_rate, rate_factor
+from workbench.config import BoostConfig
+from workbench.integrations.carried import ACCUMULATION, FORMATS, RATES, Carried, Sorting, learning_rate, rate_factor
 from workbench.methods.registry import METHODS
 
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")  # of ours with these names, torch's own are built
@@ -45,8 +45,7 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
 def _precision(sorting: Sorting) -> None:
     low, dtype = sorting.value("amp.level"), sorting.value("amp.dtype")
     if low == "O2" and sorting.value("amp.keep_batchnorm_fp32"):
-        call = {"torch.autocast": {"dtype": f"torch.{dtype}"}}
-        sorting.carry("amp.level", "amp.dtype", "amp.keep_batchnorm_fp32", **call)
+        sorting.carry(*FORMATS, **{"torch.autocast": {"dtype": f"torch.{dtype}"}})
     sorting.leave(
         {
             "O2": "torch.autocast leaves BatchNorm's weights in float32",
@@ -92,9 +91,7 @@ def _runtime(sorting: Sorting) -> None:
 
 def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
     """Carry the optimizer and what multiplies its rate."""
-    name, is_scaled = sorting.value("optimizer.name"), any(map(sorting.is_chosen, RATES[1:]))
-    names = [one for one in OptimizerConfig.model_fields if one not in {"name", "lr_factor"}]
-    fields = [one for one in names if sorting.is_chosen(f"optimizer.{one}")]
+    name, fields = sorting.value("optimizer.name"), sorting.hyper_parameters()
     if name not in (None, *_OPTIMIZERS) or "aux_lr" in fields:
         sorting.leave(_MUON if name in (None, "Muon") else f"torch.optim has no {name} of this kind", "optimizer")
         sorting.leave("the rate that follows is that of the optimizer", "batch.lr_rule")
@@ -103,7 +100,7 @@ def _optimizer(sorting: Sorting, config: BoostConfig) -> None:
     call = "optimizer.param_groups" if name is None else f"torch.optim.{name}"
     takes = {} if name is None else inspect.signature(getattr(torch.optim, name)).parameters
     own = takes["lr"].default if takes else None
-    if is_scaled:  # whatever it is
+    if sorting.is_chosen(*RATES[1:]):  # whatever the rate is
         rate = learning_rate(config, own)
         options["lr"] = f"{rate_factor(config):g} x" if rate is None else rate
     if "fused" in takes:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.core import distributed as ranks
-from workbench.integrations.carried import ACCUMULATION, Carried, Sorting, accumulates_twice
+from workbench.integrations.carried import ACCUMULATION, FORMATS, Carried, Sorting, accumulates_twice
 from workbench.training.apply import apply
 from workbench.training.boosted import Boosted
 
@@ -36,11 +36,10 @@ def carried(config: ConfigLike, *, level: str = "O1") -> Carried:
     sorting = Sorting("Accelerate", settings.resolve(level))
     amp = settings.amp
     if amp.level == "O2" and amp.keep_batchnorm_fp32 is not False:
-        paths = ("amp.level", "amp.dtype", "amp.keep_batchnorm_fp32")
         if amp.dtype == "bfloat16":
-            sorting.carry(*paths, mixed_precision="bf16")
+            sorting.carry(*FORMATS, mixed_precision="bf16")
         elif sorting.scales_as_torch:
-            sorting.carry(*paths, "loss_scale.kind", mixed_precision="fp16")
+            sorting.carry(*FORMATS, "loss_scale.kind", mixed_precision="fp16")
     sorting.leave("Accelerate has autocast with torch's own loss scale, and no other precision", "amp", "loss_scale")
     micro_batches, switch = ACCUMULATION
     sorting.take(micro_batches, lambda n: {"gradient_accumulation_steps": n}, switch)

@@ -6,7 +6,7 @@ from typing import Any
 
 from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.core.warning import warn
-from workbench.integrations.carried import ACCUMULATION, Carried, Sorting
+from workbench.integrations.carried import ACCUMULATION, FORMATS, Carried, Sorting
 
 _PRECISIONS = {
     ("O2", "bfloat16"): "bf16-mixed",
@@ -44,7 +44,7 @@ def carried(config: BoostConfig, *, level: str = "O1") -> Carried:
         precision = None
     usual = "dynamic" if precision == "16-mixed" else "none"
     if precision is not None and kind == usual:
-        sorting.carry("amp.level", "amp.dtype", "amp.keep_batchnorm_fp32", "loss_scale.kind", precision=precision)
+        sorting.carry(*FORMATS, "loss_scale.kind", precision=precision)
     elif precision is not None:
         sorting.leave(f"Lightning's precision={precision!r} means loss scale {usual}, not {kind}", "amp", "loss_scale")
     sorting.leave("the device decides what amp.level auto means; name O2 or O3", "amp")

@@ -161,8 +161,7 @@ def _docstring(world: Framework, set_up: SetUp, sentence: str, answer: Carried) 
     if answer.left:
         said.append(f"What {world.title} has no counterpart for:")
     text = "\n\n".join(textwrap.fill(one, 116) for one in said)
-    for why in dict.fromkeys(answer.left.values()):
-        paths = ", ".join(path for path in answer.left if answer.left[path] == why)
+    for why, paths in answer.left_by_reason.items():
         text += "\n" + textwrap.fill(f"* {paths}: {why}", 116, initial_indent="", subsequent_indent="  ")
     text = text.replace("\\", "/").replace(_QUOTES, "...")
     return f"{_QUOTES}{text}\n{_QUOTES}"

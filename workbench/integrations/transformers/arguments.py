@@ -17,7 +17,7 @@ import torch
 
 from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.core.warning import warn
-from workbench.integrations.carried import ACCUMULATION, RATES, Carried, Sorting, learning_rate
+from workbench.integrations.carried import ACCUMULATION, FORMATS, RATES, Carried, Sorting, learning_rate
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.registry import METHODS
@@ -84,12 +84,8 @@ def training_arguments(
         given = {one.name: getattr(today, one.name) for one in dataclasses.fields(today)}
     found = _Sorted(read_config(config), level, given, total_steps).answer()
     if found.left:
-        reasons = dict.fromkeys(found.left.values())
-        listed = [f"{', '.join(path for path in found.left if found.left[path] == why)} ({why})" for why in reasons]
-        warn(
-            "these arguments are not the whole set-up; BoostedTrainer(..., boost=config) also takes "
-            + "; ".join(listed)
-        )
+        listed = "; ".join(f"{paths} ({why})" for why, paths in found.left_by_reason.items())
+        warn(f"these arguments are not the whole set-up; BoostedTrainer(..., boost=config) also takes {listed}")
     return dict(found.arguments)
 
 
@@ -121,9 +117,6 @@ class _Sorted:
         known = {name: value for name, value in found.arguments.items() if value is not None}
         return dataclasses.replace(found, arguments=known)
 
-    def _is_chosen(self, *paths: str) -> bool:
-        return any(self.sorting.is_chosen(path) for path in paths)
-
     def _precision(self) -> None:
         sorting, amp = self.sorting, self.config.amp
         if amp.level == "O3":
@@ -135,12 +128,10 @@ class _Sorted:
         if amp.keep_batchnorm_fp32 is False:
             sorting.leave("under autocast the Trainer keeps every weight in float32", "amp")
             return
-        paths = ("amp.level", "amp.dtype", "amp.keep_batchnorm_fp32")
         if amp.dtype == "bfloat16":
-            sorting.carry(*paths, bf16=True)
-            return
-        if sorting.scales_as_torch and not self._is_chosen(*_GROUP_SCALES):
-            sorting.carry(*paths, "loss_scale.kind", fp16=True)
+            sorting.carry(*FORMATS, bf16=True)
+        elif sorting.scales_as_torch and not sorting.is_chosen(*_GROUP_SCALES):
+            sorting.carry(*FORMATS, "loss_scale.kind", fp16=True)
         else:
             scaler = "fp16=True brings torch's dynamic loss scale with its defaults, and no argument changes it"
             sorting.leave(scaler, "amp", "loss_scale", *_GROUP_SCALES)
@@ -174,7 +165,7 @@ class _Sorted:
     def _own_optimizer(self) -> None:
         """Change the arguments of the current optimizer."""
         section = self.config.optimizer
-        if self._is_chosen(*RATES):
+        if self.sorting.is_chosen(*RATES):
             self.rate = learning_rate(self.config, self.today.get("learning_rate"))
             self.sorting.carry(*RATES, learning_rate=self.rate)
         if section is None:
@@ -190,7 +181,7 @@ class _Sorted:
 
     def _length(self) -> None:
         sorting, factor = self.sorting, self.config.part(BatchSection).factor
-        if self._is_chosen("batch.factor"):
+        if sorting.is_chosen("batch.factor"):
             batch, size = self.today.get("per_device_train_batch_size"), None
             if batch is not None:
                 size = batch * factor
@@ -200,7 +191,7 @@ class _Sorted:
                         f"`per_device_train_batch_size` of {batch} does not allow"
                     )
             sorting.carry("batch.factor", per_device_train_batch_size=None if size is None else int(size))
-        shorter, counted = self._is_chosen("schedule.length"), self.today.get("max_steps", 0) > 0
+        shorter, counted = sorting.is_chosen("schedule.length"), self.today.get("max_steps", 0) > 0
         if self.updates is not None and (shorter or counted) and self.updates != self.total_steps:
             sorting.carry("schedule.length", max_steps=self.updates)
         elif shorter:
@@ -262,7 +253,7 @@ class _Sorted:
 
     def _runtime(self) -> None:
         sorting = self.sorting
-        if self._is_chosen("runtime.compile"):
+        if sorting.is_chosen("runtime.compile"):
             mode = sorting.value("runtime.compile")
             named = {} if mode == "default" else {"torch_compile_mode": mode}
             sorting.carry("runtime.compile", torch_compile=True, **named)
