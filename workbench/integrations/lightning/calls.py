@@ -84,16 +84,25 @@ def quiet_loss(module: LightningModule, name: str, network: nn.Module, batch: An
     generators notice.
     """
     module = module if name else cast("LightningModule", network)
-    own = getattr(module, name) if name else None
     with kept_generators(device_of(network)), logging_to(module, lambda *_, **__: None):
         try:
-            if name:
-                setattr(module, name, network)
-            return loss_of(call_step(module.training_step, batch))
+            with with_attributes(module, {name: network} if name else {}):
+                return loss_of(call_step(module.training_step, batch))
         finally:
-            if name:
-                setattr(module, name, own)
             reset_metrics(module)
+
+
+@contextlib.contextmanager
+def with_attributes(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give a module other values of some attributes in the block, and afterwards its own ones back."""
+    own = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(module, name, value)
 
 
 def reset_metrics(module: nn.Module) -> None:

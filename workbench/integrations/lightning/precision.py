@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.integrations.lightning.batches import combined_loader
-from workbench.integrations.lightning.calls import criterion_of, network_of, quiet_loss
+from workbench.integrations.lightning.calls import criterion_of, network_of, quiet_loss, with_attributes
 from workbench.integrations.lightning.rates import course_of
 from workbench.methods.protocol import FirstBatch
 from workbench.training import Boosted, apply
@@ -99,16 +99,8 @@ class BoostPrecision(Precision):
     @contextlib.contextmanager
     def train_step_context(self) -> Generator[None, None, None]:
         """Surround a training step: its number format, and the compiled network and the criterion to train with."""
-        module = self._trainer.lightning_module
-        own = {name: getattr(module, name) for name in self._trained_with}
-        for name, value in self._trained_with.items():
-            setattr(module, name, value)
-        try:
-            with self._running.autocast():
-                yield
-        finally:
-            for name, value in own.items():
-                setattr(module, name, value)
+        with with_attributes(self._trainer.lightning_module, self._trained_with), self._running.autocast():
+            yield
 
     @contextlib.contextmanager
     def forward_context(self) -> Generator[None, None, None]:

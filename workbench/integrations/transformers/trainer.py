@@ -119,15 +119,13 @@ class BoostedTrainer(Trainer):
         todays.gradient_accumulation_steps = 1
         *_, n_examples, _, batch_size, _, total_steps = super().set_initial_training_values(todays, passes.loader)
         self._passes = passes
-        self._apply(passes, int(total_steps))
-        assert self.boosted is not None
-        updates = self.boosted.updates or 1
+        updates = self._apply(passes, int(total_steps)).updates or 1
         per_epoch = passes.updates_per_epoch or updates
         per_update = round(batch_size * passes.batches_per_pass * passes.n_micro)
         epochs = math.ceil(updates / per_epoch)
         return epochs, per_epoch, n_examples, updates * per_update, per_update, per_epoch * passes.n_micro, updates
 
-    def _apply(self, passes: Passes, total_steps: int) -> None:
+    def _apply(self, passes: Passes, total_steps: int) -> Boosted:
         if self.boosted is not None and self.model_init is None:
             raise RuntimeError(
                 "train() was called before, and its set-up has come to its end; make a new BoostedTrainer, or give it "
@@ -153,11 +151,17 @@ class BoostedTrainer(Trainer):
             boosted.distribute()
         boosted.observer = self._clip
         passes.boosted = boosted
-        self.optimizer, self.lr_scheduler = _BoostedOptimizer(self, total_steps), None
+        self.optimizer, self.lr_scheduler = _BoostedOptimizer(self, boosted, total_steps), None
         # Whatever class makes today's, what the Trainer asks for from here on is the set-up's.
         vars(self).update(create_optimizer=lambda *_: self.optimizer, create_scheduler=self._report_rates)
         # A model that is not the Trainer's own is one that it takes for wrapped, and wraps in nothing.
         self.model_wrapped = _Called(boosted.model) if boosted.model is self.model else boosted.model
+        return boosted
+
+    @property
+    def _running(self) -> Boosted:
+        assert self.boosted is not None  # the Trainer asks for steps when the run has begun
+        return self.boosted
 
     def _plain_loss(self, network: nn.Module, batch: Any) -> Tensor:
         return self.compute_loss(network, dict(batch))  # type: ignore[return-value]  # no outputs are asked for
@@ -170,9 +174,8 @@ class BoostedTrainer(Trainer):
 
     def _report_rates(self, *_: Any, **__: Any) -> Any:
         """Return what the Trainer reads the rates from; the boosted step advances the schedule."""
-        assert self.boosted is not None
         if not isinstance(self.lr_scheduler, _Rates):
-            self.lr_scheduler = _Rates(self.boosted)  # type: ignore[assignment]  # as much of one as the Trainer uses
+            self.lr_scheduler = _Rates(self._running)  # type: ignore[assignment]  # as much of one as the Trainer uses
         return self.lr_scheduler
 
     def train(self, *args: Any, **options: Any) -> Any:
@@ -184,18 +187,15 @@ class BoostedTrainer(Trainer):
                 self._passes.close()
             if self.boosted is not None:
                 self.boosted.unfreeze()
-        boosted = self.boosted
-        assert boosted is not None
-        boosted.leave_weights_to_use(unwrapped(boosted.model))
-        boosted.finish()
+        self._running.leave_weights_to_use(unwrapped(self._running.model))
+        self._running.finish()
         return result
 
     # One step.
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run the forward and the backward pass of one micro-batch."""
-        boosted = self.boosted
-        assert boosted is not None
+        boosted = self._running
         boosted.model.train()
         inputs = self._prepare_inputs(inputs)
         n_micro = boosted.window.n_steps
@@ -213,7 +213,6 @@ class BoostedTrainer(Trainer):
         return loss.detach() / n_micro
 
     def _training_loss(self, inputs: Any, num_items_in_batch: Any) -> Tensor:
-        assert self.boosted is not None
         usual, inputs = self.label_smoother, dict(inputs)
         if self._smoothing:
             self.label_smoother = LabelSmoother(epsilon=self._smoothing)
@@ -221,20 +220,17 @@ class BoostedTrainer(Trainer):
             if shifted is not None and "labels" in inputs:  # or a T5 would have nothing to decode
                 inputs.setdefault("decoder_input_ids", shifted(labels=inputs["labels"]))
         try:  # a smoother takes the labels out of the dictionary
-            loss = self.compute_loss(self.boosted.model, inputs, num_items_in_batch=num_items_in_batch)
+            loss = self.compute_loss(self._running.model, inputs, num_items_in_batch=num_items_in_batch)
         finally:
             self.label_smoother = usual
         return loss  # type: ignore[return-value]  # a pair only where the outputs are asked for
 
     def _update(self) -> None:
         """Step, for the optimizer that the Trainer sees."""
-        boosted = self.boosted
-        assert boosted is not None
         if isinstance(self.lr_scheduler, _Rates):
             self.lr_scheduler.keep()
         closure, self._closure = self._closure, None
-        outcome = boosted.step(closure)
-        self._overflows += outcome.overflow
+        self._overflows += self._running.step(closure).overflow
 
     def _clip(self, parameters: list[nn.Parameter]) -> None:
         """Clip unscaled gradients, between the backward pass and the update."""
@@ -296,9 +292,8 @@ class BoostedTrainer(Trainer):
 class _BoostedOptimizer(Optimizer):
     """What the Trainer takes for its optimizer; all that it remembers is the boosted step's."""
 
-    def __init__(self, trainer: BoostedTrainer, total_steps: int) -> None:
-        assert trainer.boosted is not None
-        self._trainer, self._boosted, self._total_steps = trainer, trainer.boosted, total_steps
+    def __init__(self, trainer: BoostedTrainer, boosted: Boosted, total_steps: int) -> None:
+        self._trainer, self._boosted, self._total_steps = trainer, boosted, total_steps
         self.defaults: dict[str, Any] = {}
         self.state = {}  # type: ignore[assignment]  # torch's is a defaultdict
 
@@ -344,7 +339,7 @@ class _Rates:
 
     def __init__(self, boosted: Boosted) -> None:
         self._boosted = boosted
-        self._kept: list[float | Tensor] | None = None
+        self._kept: list[float | Tensor] = []  # none before they are asked for
 
     def keep(self) -> None:
         """Remember the rates of the coming update, before the schedule advances."""
@@ -352,9 +347,8 @@ class _Rates:
         self._kept = [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
 
     def get_last_lr(self) -> list[float | Tensor]:
-        if self._kept is None:
+        if not self._kept:
             self.keep()
-        assert self._kept is not None
         return self._kept
 
     def step(self, *_: Any) -> None:
@@ -365,7 +359,7 @@ class _Rates:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         del state
-        self._kept = None
+        self._kept = []
 
 
 class _Called(nn.Module):
