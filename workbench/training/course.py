@@ -73,21 +73,25 @@ class Course:
             self.scheduler = self._made(total_steps, self.passes, self.updates)
         self._make_scheduler = None  # it may hold the task and its data, which copies need not
 
+    def epochs(self, today: float) -> int:
+        """Return how many epochs of as many samples as today's the run has, at least 1, where today's has so many."""
+        total, passes = self.total_steps or 1, self.passes or 1
+        return max(1, min(passes, round(today * self._methods.length(total) / total)))
+
     def batches(
         self, loader: Iterable[Any], epochs: int | None, device: torch.device, *, start: int = 0
     ) -> Generator[Any, None, None]:
         """Return the batches of the run, see `Boosted.batches`."""
         if epochs is not None:
             checked_count("epochs", epochs, kind="a whole number, or None where `total_steps` says how long")
-        length = None if epochs is None else n_batches_of(loader)
-        given = None if length is None or epochs is None else length * epochs
-        if given is not None and self.total_steps is not None and given != self.total_steps:
-            raise ValueError(
-                f"{epochs} epochs of {given // (epochs or 1)} batches are {given} batches, but `total_steps` is "
-                f"{self.total_steps}"
-            )
-        if given is not None:
+        if epochs is not None and (length := n_batches_of(loader)) is not None:
+            given = epochs * length
+            if self.total_steps not in (None, given):
+                raise ValueError(
+                    f"{epochs} epochs of {length} batches are {given} batches, but `total_steps` is {self.total_steps}"
+                )
             self.begin(given)
+            epochs = None  # they are counted; the loader goes on, so that a last pass is merged in full
         elif self.total_steps is None:
             raise ValueError(
                 "how long is the run? Give apply() `total_steps`, or `epochs` and a loader that has a length"
@@ -100,10 +104,8 @@ class Course:
         if isinstance(loader, DataLoader):
             loader = self._methods.loader(loader)
 
-        # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
-        last = None if given is not None else epochs
         passes = self.passes or 1
-        read = epochs_of(loader, last, lambda loader, epoch: self.order.epoch_begins(loader, epoch, device))
+        read = epochs_of(loader, epochs, lambda loader, epoch: self.order.epoch_begins(loader, epoch, device))
         moved = (move_batch(batch, device) for batch in read)
         return self._checked(iter(self._methods.batches(moved, passes)), start, passes, device)
 

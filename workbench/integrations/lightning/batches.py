@@ -71,9 +71,7 @@ def feed_(trainer: Trainer, boosted: Boosted) -> RunBatches:
             "another number of batches is a share of all data; leave out limit_train_batches and overfit_batches, "
             f"got limit_train_batches={part}, {ways}"
         )
-    total, passes = boosted.course.total_steps or 1, boosted.course.passes or 1
-    today = total / loop.max_batches if loop.max_batches else 1.0
-    epochs = max(1, min(passes, round(today * boosted.methods.length(total) / total)))
+    epochs = boosted.course.epochs((boosted.course.total_steps or 1) / loop.max_batches if loop.max_batches else 1.0)
     batches = RunBatches(trainer, boosted, combined.flattened[0], epochs)
     combined.flattened, combined.limits = [batches], None
     loop.max_epochs, loop.epoch_loop.max_steps = epochs, -1
