@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from workbench.core.step_optimizer import parameters_of
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
@@ -85,7 +86,7 @@ class _Copies:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        held = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        held = [] if optimizer is None else [*parameters_of(optimizer)]
         foreign = sum(id(parameter) not in names for parameter in held)
         if foreign:
             raise TaskError(

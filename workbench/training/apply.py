@@ -22,6 +22,7 @@ from workbench.core import distributed as ranks
 from workbench.core.devices import device_of
 from workbench.core.signatures import why_not_called
 from workbench.core.sparse_tables import sparse_tables
+from workbench.core.step_optimizer import parameters_of
 from workbench.core.torch_internals import step_hooks
 from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
@@ -140,7 +141,7 @@ def apply(
     )
     refuse_impossible(inner, precision)
     own = set(inner.parameters())
-    if own and own.isdisjoint(parameter for group in optimizer.param_groups for parameter in group["params"]):
+    if own and own.isdisjoint(parameters_of(optimizer)):
         raise ValueError(
             "the optimizer holds none of the model's parameters, so that nothing would be trained; build it from those "
             "of this model, which a Task's `optimizer` function is given"
@@ -303,8 +304,8 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
     if section.name is None:
         change_optimizer_(given, section)
         return given
-    held_before = {parameter for group in given.param_groups for parameter in group["params"]}
-    sparse = [name for name, table in sparse_tables(model).items() if table in held_before]
+    group_of = {parameter: index for index, group in enumerate(given.param_groups) for parameter in group["params"]}
+    sparse = [name for name, table in sparse_tables(model).items() if table in group_of]
     if sparse and section.name not in ("SGD", "Adagrad"):
         raise ValueError(
             f"{section.name} takes dense gradients only, but those of {sparse[0]} are sparse; set `optimizer.name` to "
@@ -312,9 +313,8 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
         )
     built = build_optimizer(section, model, config.compatibility)
     register_step_hooks(built, step_hooks(given))  # one that clips gradients, for example
-    group_of = {parameter: index for index, group in enumerate(given.param_groups) for parameter in group["params"]}
-    held = [parameter for group in built.param_groups for parameter in group["params"]]
-    if len(given.param_groups) == 1 and group_of.keys() == set(held):
+    held = set(parameters_of(built))
+    if len(given.param_groups) == 1 and group_of.keys() == held:
         return built
     groups = [
         part
@@ -322,7 +322,7 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
         for index, theirs in enumerate(given.param_groups)
         if (part := _part(group, {p for p in group["params"] if group_of.get(p) == index}, theirs, given))["params"]
     ]
-    others = [parameter for parameter in group_of if parameter not in set(held) and parameter.requires_grad]
+    others = [parameter for parameter in group_of if parameter not in held and parameter.requires_grad]
     if others:  # of a criterion, for example
         groups.append({"params": others})
         if "param_names" in built.param_groups[0]:

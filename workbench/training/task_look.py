@@ -24,6 +24,7 @@ from workbench.core.batch import move_batch
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.own_generators import kept_generators
 from workbench.core.sparse_tables import sparse_tables
+from workbench.core.step_optimizer import parameters_of
 from workbench.core.text import first_line
 from workbench.core.torch_internals import BatchNorm, has_fused_kernel
 from workbench.core.wrapped_model import unwrapped
@@ -203,12 +204,12 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
 def _refuse_updates_in_the_loss(prepared: Prepared, batch: Any) -> None:
     """Raise TaskError where a loss updates what the optimizer trains: no method could freeze or accumulate that."""
     boosted = prepared.boosted
-    held = {parameter for group in boosted.optimizer.param_groups for parameter in group["params"]}
-    trained = dict(unwrapped(boosted.model).named_parameters())
+    held = set(parameters_of(boosted.optimizer))
+    trained = {name: one for name, one in unwrapped(boosted.model).named_parameters() if one in held}
 
     def written() -> list[str]:
         # By their sums: what a fused kernel writes is not counted in a tensor's version.
-        before = {name: _sum(parameter) for name, parameter in trained.items() if parameter in held}
+        before = {name: _sum(parameter) for name, parameter in trained.items()}
         boosted.forward_backward(prepared.task.compute_loss, batch)
         # A momentum encoder, which is written in the forward pass, may require gradients, but gets none.
         names = [name for name in before if trained[name].grad is not None and _sum(trained[name]) != before[name]]
@@ -259,7 +260,7 @@ def _counted(task: Task, counts: StepCounts, share: float, judge: Callable[[], f
 
 def _untrained(loss: Any, optimizer: Optimizer) -> str:
     """Say which parameters of a loss got gradients in training that its optimizer does not use; else empty."""
-    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    held = set(parameters_of(optimizer))
     named = loss.named_parameters() if isinstance(loss, nn.Module) else ()
     names = [name for name, parameter in named if parameter.grad is not None and parameter not in held]
     if not names:
@@ -282,11 +283,10 @@ def _least_seconds(loop: Iterator[Any], device: torch.device) -> float:
 
 def _unfused(optimizer: Optimizer) -> str:
     """Say so where torch has a kernel that updates all weights at once, and the optimizer does not use it."""
-    name, groups = type(optimizer).__name__, optimizer.param_groups
-    if getattr(torch.optim, name, None) is not type(optimizer) or any(group.get("fused", True) for group in groups):
+    name, is_fused = type(optimizer).__name__, any(group.get("fused", True) for group in optimizer.param_groups)
+    if getattr(torch.optim, name, None) is not type(optimizer) or is_fused:
         return ""
-    every = [parameter for group in groups for parameter in group["params"]]
-    if not all(has_fused_kernel(parameter, f"_fused_{name.lower()}_") for parameter in every):
+    if not all(has_fused_kernel(parameter, f"_fused_{name.lower()}_") for parameter in parameters_of(optimizer)):
         return ""
     return (
         f"The task's {name} is not fused. `fused=True` makes its updates faster; set-ups that name an optimizer have "

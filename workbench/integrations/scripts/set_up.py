@@ -14,6 +14,7 @@ from workbench.core.batch import held_by_object
 from workbench.core.loader import is_plain
 from workbench.core.metrics import is_function, output_kind, says_its_kind
 from workbench.core.own_generators import kept_generators
+from workbench.core.step_optimizer import parameters_of
 from workbench.core.torch_internals import step_hooks
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.regularization.method import why_no_smoothing
@@ -119,12 +120,11 @@ def handed_on(task: Task) -> list[str]:
     with kept_generators():
         model = task.new_model()
         optimizer = task.new_optimizer(model)
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    held, trained = ({p for p in every if p.requires_grad} for every in (parameters_of(optimizer), model.parameters()))
     has = {
         HOOKS: any(step_hooks(optimizer)),
         "parameter groups": len(optimizer.param_groups) > 1,
-        "weights of its own choice": {one for one in held if one.requires_grad}
-        != {one for one in model.parameters() if one.requires_grad},
+        "weights of its own choice": held != trained,
     }
     return [name for name, is_so in has.items() if is_so]
 

@@ -15,6 +15,7 @@ from transformers import EvalPrediction, Trainer
 from transformers.trainer_pt_utils import EvalLoopContainer
 
 from workbench.config import BoostConfig
+from workbench.core.step_optimizer import parameters_of
 from workbench.integrations.transformers.batches import joining
 from workbench.integrations.transformers.conflicts import conflict
 from workbench.integrations.transformers.trainer import BoostedTrainer
@@ -107,8 +108,7 @@ class _TrainersOptimizer:
 
 
 def _clip(max_norm: float, optimizer: Optimizer, *_: Any) -> None:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    torch.nn.utils.clip_grad_norm_([*parameters_of(optimizer)], max_norm)
 
 
 def _schedule(trainer: Trainer, optimizer: Optimizer, updates: int) -> Any:
