@@ -47,6 +47,12 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor], *, others_to: str |
     return batch if is_same else with_entries(batch, made)
 
 
+def tensor_of(outputs: Any) -> Tensor | None:
+    """Return what a model returns if it is a tensor, or the logits that outputs of Hugging Face's hold; else None."""
+    values = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    return values if isinstance(values, Tensor) else None
+
+
 def widened(outputs: Any) -> Any:
     """Return outputs of a model, or what holds them, with half precision as float32."""
     return mapped(outputs, lambda one: one.float() if one.dtype in (torch.float16, torch.bfloat16) else one)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.batch import TARGET_KEYS, batch_size_of, parts_by_name, target_key, tensors_of, widened
+from workbench.core.batch import TARGET_KEYS, batch_size_of, parts_by_name, target_key, tensor_of, tensors_of, widened
 from workbench.core.signatures import why_not_called
 
 Direction = Literal["maximize", "minimize"]
@@ -258,16 +258,17 @@ class _GivenMetric(MetricAccumulator):
         self._metric.reset()
 
     def update(self, value: Any, batch: Any) -> None:
-        is_tensor = isinstance(value, Tensor) or isinstance(getattr(value, "logits", None), Tensor)
-        given = _outputs_and_targets(value, batch, one_hot=False) if is_tensor else (value, _target_of(batch))
-        first = next(tensors_of(given[0]), None)
+        outputs, targets = value, _target_of(batch)
+        if tensor_of(value) is not None:
+            outputs, targets = _outputs_and_targets(value, batch, one_hot=False)
+        first = next(tensors_of(outputs), None)
         if first is None:
-            self._metric.update(*given)
+            self._metric.update(outputs, targets)
             return
         if callable(getattr(self._metric, "to", None)):
             self._metric = self._metric.to(first.device)
         with torch.autocast(first.device.type, enabled=False):
-            self._metric.update(widened(given[0]), given[1])
+            self._metric.update(widened(outputs), targets)
 
     def compute(self) -> float:
         return _as_number(self._metric.compute(), type(self._metric).__name__)
@@ -380,8 +381,8 @@ def _torchmetrics_by_name(name: str) -> Any:
 
 def _outputs_and_targets(outputs: Any, batch: Any, one_hot: bool) -> tuple[Tensor, Tensor]:
     """Return both as tensors; one-hot targets, which ``CrossEntropyLoss`` takes as probabilities, as classes."""
-    values = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)  # Hugging Face's outputs
-    if not isinstance(values, Tensor):
+    values = tensor_of(outputs)
+    if values is None:
         raise MetricError(f"the metric needs a tensor of outputs, the model returned {type(outputs).__name__}")
     target = _target_of(batch)
     if not isinstance(target, Tensor):

@@ -29,6 +29,7 @@ from workbench.core.batch import (
     is_object,
     parts_by_name,
     target_key,
+    tensor_of,
 )
 from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
 from workbench.core.out_of_memory import is_out_of_memory
@@ -362,9 +363,7 @@ class Task:
         if metric.needs == "loss":
             metric.update(prediction, batch)
             return
-        # The outputs of Hugging Face's models say themselves where their logits are.
-        is_tensor = isinstance(prediction, Tensor) or isinstance(getattr(prediction, "logits", None), Tensor)
-        if not is_tensor and (isinstance(self.metric, str) or not callable(self.outputs)):
+        if tensor_of(prediction) is None and (isinstance(self.metric, str) or not callable(self.outputs)):
             raise TaskError(self._not_a_tensor(prediction, f"the metric {self.metric_name}"))
         sides = inputs_and_target(batch) if is_criterion(self.loss) else None
         metric.update(prediction, batch if sides is None else (None, sides[-1]))
