@@ -1,9 +1,11 @@
-"""DataLoaders like another one: of the same batches' samples, in the same order."""
+"""DataLoaders: those like another one, of the same batches' samples in the same order, and those over a stream."""
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any, TypeGuard
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 _OPTIONS = (
@@ -37,3 +39,18 @@ def loader_like(loader: DataLoader[Any], *, in_process: bool = False, **changed:
         return DataLoader(batch_sampler=loader.batch_sampler, **options)
     sampler = None if isinstance(loader.dataset, IterableDataset) else loader.sampler
     return DataLoader(batch_size=loader.batch_size, sampler=sampler, drop_last=loader.drop_last, **options)
+
+
+def handing_on(stream: IterableDataset[Any], *, forked: bool = False, **options: Any) -> DataLoader[Any]:
+    """Return a loader that hands on what a stream yields, as it is, and draws nothing from torch's generator.
+
+    With ``forked``, where this platform `can_fork`, another process reads it, and the stream need not be picklable.
+    """
+    if forked:
+        options |= {"num_workers": 1, "multiprocessing_context": "fork"}
+    return DataLoader(stream, batch_size=None, collate_fn=lambda one: one, generator=torch.Generator(), **options)
+
+
+def can_fork() -> bool:
+    """Return whether this platform forks processes."""
+    return "fork" in multiprocessing.get_all_start_methods()

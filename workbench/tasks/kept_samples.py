@@ -8,7 +8,6 @@ forked later.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from workbench.core.batch import entries_of, with_entries
 from workbench.core.devices import free_host_memory
-from workbench.core.loader import loader_like
+from workbench.core.loader import can_fork, handing_on, loader_like
 from workbench.core.open_files import held_file
 from workbench.core.own_generators import kept_generators, seed_generators
 from workbench.core.text import first_line
@@ -61,10 +60,9 @@ def _where_it_is_read(loader: DataLoader[Any], look: Callable[[], _R]) -> _R:
         return look()
     if loader.worker_init_fn is not None:
         raise NotKeptError("the loader prepares the worker processes that read them")
-    if "fork" not in multiprocessing.get_all_start_methods():
+    if not can_fork():
         raise NotKeptError("worker processes read them, and this platform forks none")
-    options: Any = {"num_workers": 1, "multiprocessing_context": "fork", "generator": torch.Generator()}
-    answer = next(iter(DataLoader(_Asked(look, loader.dataset), None, collate_fn=lambda given: given, **options)))
+    answer = next(iter(handing_on(_Asked(look, loader.dataset), forked=True)))
     if isinstance(answer, str):
         raise NotKeptError(answer)
     return answer.content  # type: ignore[no-any-return]  # what was asked for

@@ -16,15 +16,15 @@ from multiprocessing.reduction import ForkingPickler
 from multiprocessing.synchronize import Lock
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from workbench.core.loader import is_plain, loader_like
+from workbench.core.loader import can_fork, handing_on, is_plain, loader_like
 from workbench.core.open_files import held_file
 from workbench.core.processor import usable_cores
 from workbench.core.warning import warn
 
 _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
+_NO_FORK = "this platform does not fork processes"
 _ASKED_SECONDS = 1.0  # how often a process that rests asks whether the one it reads for still lives
 
 
@@ -33,8 +33,8 @@ def why_not_ahead(loader: DataLoader[Any]) -> str:
 
     A file that is open here would be open there, too, and reading in one would move the place where the other reads.
     """
-    if "fork" not in multiprocessing.get_all_start_methods():
-        return "this platform does not fork processes"
+    if not can_fork():
+        return _NO_FORK
     if usable_cores() < 2:
         return "there is one core"
     why_held = held_file(loader.dataset)
@@ -84,8 +84,7 @@ class _Stream(IterableDataset[Any]):
 
 def reading_turn() -> Lock | None:
     """Return what keeps `read_ahead` from reading while this process holds it; None where no process is forked."""
-    can_fork = "fork" in multiprocessing.get_all_start_methods()
-    return multiprocessing.get_context("fork").Lock() if can_fork else None
+    return multiprocessing.get_context("fork").Lock() if can_fork() else None
 
 
 def read_ahead(batches: Iterator[Any], turn: Lock | None = None) -> Iterator[Any]:
@@ -95,17 +94,9 @@ def read_ahead(batches: Iterator[Any], turn: Lock | None = None) -> Iterator[Any
     of its own, which read ahead already) a warning says why, and the batches are read here.
     """
     try:
-        if "fork" not in multiprocessing.get_all_start_methods():
-            raise RuntimeError("this platform does not fork processes")
-        reader: Any = DataLoader(
-            _Stream(batches, turn, os.getpid()),
-            batch_size=None,
-            collate_fn=lambda batch: batch,
-            num_workers=1,
-            prefetch_factor=_AHEAD,
-            multiprocessing_context="fork",
-            generator=torch.Generator(),  # or the loader would draw from the training's
-        )
+        if not can_fork():
+            raise RuntimeError(_NO_FORK)
+        reader = handing_on(_Stream(batches, turn, os.getpid()), forked=True, prefetch_factor=_AHEAD)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)  # of fork
             stream = iter(reader)

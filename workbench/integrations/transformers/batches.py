@@ -135,8 +135,3 @@ class Passes(IterableDataset[Any]):
         if self._stream is not None:
             self._stream.close()  # type: ignore[attr-defined]  # a generator
             self._stream = None
-
-
-def as_loader(passes: Passes) -> DataLoader[Any]:
-    """Return the passes as a data loader, which hands them on as they are and draws nothing from torch's generator."""
-    return DataLoader(passes, batch_size=None, collate_fn=lambda batch: batch, generator=torch.Generator())

@@ -37,9 +37,10 @@ from transformers.trainer_pt_utils import LabelSmoother
 from workbench.config import ConfigLike, read_config
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
+from workbench.core.loader import handing_on
 from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
-from workbench.integrations.transformers.batches import Passes, as_loader, joining
+from workbench.integrations.transformers.batches import Passes, joining
 from workbench.integrations.transformers.conflicts import conflict
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.protocol import FirstBatch
@@ -103,7 +104,7 @@ class BoostedTrainer(Trainer):
         with joining(self) if are_joined else contextlib.nullcontext():
             loader = super().get_train_dataloader()
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return as_loader(Passes(loader, self._methods, seed, lambda: self.state.global_step))
+        return handing_on(Passes(loader, self._methods, seed, lambda: self.state.global_step))
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Return the number of samples in a data loader."""
