@@ -67,7 +67,7 @@ def prune_runs(
         path
         for path in reversed(newest_first[keep or 0 :])
         if _is_certainly_run(path)
-        and not writer_lock.being_written(path, finished=(path / "summary.json").exists(), now=now)
+        and not writer_lock.being_written(path, finished=is_finished(path), now=now)
         and now - writer_lock.last_change(path) >= (older_than_days or 0.0) * 86_400.0
     ]
     if not dry_run:
@@ -76,13 +76,23 @@ def prune_runs(
     return chosen
 
 
+def is_run(path: Path) -> bool:
+    """Return whether a folder is a run directory, going on, killed or finished."""
+    return (path / "environment.json").is_file()
+
+
+def is_finished(run: Path) -> bool:
+    """Return whether a run has come to its end; one that goes on or was killed has no summary."""
+    return (run / "summary.json").exists()
+
+
 def why_no_folder(path: Path) -> str:
     """Return, as a clause, why a path is not a folder."""
     return "it is a file" if path.exists() else "there is no such folder"
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / "environment.json").is_file() and (folder / "config.json").is_file():
+    if is_run(folder) and (folder / "config.json").is_file():
         yield folder
         return
     if depth == 0:
@@ -132,7 +142,7 @@ def _overview(root: Path, path: Path) -> dict[str, Any]:
         "final_metric": metric_of(summary),
         "overflows": overflows,
         "size_bytes": _size(path),
-        "finished": (path / "summary.json").exists(),
+        "finished": is_finished(path),
     }
 
 

@@ -30,6 +30,7 @@ from workbench.core.records import Event, StepRecord
 from workbench.runs import tables, writer_lock
 from workbench.runs.errors import RunError, TelemetryError
 from workbench.runs.json_lines import encode_events, encode_steps, intact_size, read_rows
+from workbench.runs.overview import is_finished, is_run
 from workbench.runs.schema import COLUMNS, NAMED_LIKE, SCHEMA_VERSION, is_method_column
 
 _TABLES = (tables.STEPS, tables.EVENTS)
@@ -116,9 +117,9 @@ class RunRecorder:
             TelemetryError: When another process is writing the run, or the folder cannot be written.
         """
         path = Path(path)
-        if not (path / "environment.json").is_file():
+        if not is_run(path):
             raise RunError(f"{path} is not a run directory: it has no environment.json")
-        if (path / "summary.json").exists():
+        if is_finished(path):
             raise RunError(f"{path} is finished; start a new run instead of continuing it")
         with _telemetry_errors(f"continue the run {path}"):
             if not writer_lock.acquire(path):

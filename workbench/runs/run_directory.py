@@ -16,7 +16,7 @@ import pandas as pd
 from workbench.core.checksums import crc_of_file, is_intact
 from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
 from workbench.runs.errors import RunError
-from workbench.runs.overview import metric_of, read_json, run_overviews, text_of, why_no_folder
+from workbench.runs.overview import is_finished, metric_of, read_json, run_overviews, text_of, why_no_folder
 from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
 from workbench.runs.tables import EVENTS, STEPS, read_frame
 
@@ -167,7 +167,7 @@ def read_run(
     config = read_json(path / "config.json")
     steps, events = read_frame(path, STEPS, most_histograms, columns), read_frame(path, EVENTS)
     # Last, because it appears last: a run that finishes meanwhile is read as running, never as finished but empty.
-    finished = (path / "summary.json").exists()
+    finished = is_finished(path)
     summary = read_json(path / "summary.json") if finished else {}
     _check_intact(path, summary)
     return Run(path, config, environment, summary, steps, events, finished)

@@ -17,6 +17,7 @@ import torch
 from workbench.config.run_request import RunRequest
 from workbench.core import distributed as ranks
 from workbench.runs import RunRecorder, TelemetryError, new_run_id, read_run
+from workbench.runs.overview import is_finished, is_run
 from workbench.tasks import Task
 from workbench.training.checkpoint import read_checkpoint
 from workbench.training.checkpoint_folder import CheckpointFolder
@@ -59,7 +60,7 @@ def state_to_resume(folder: CheckpointFolder, this: Mapping[str, Any], device: t
 def resumed_recorder(out: Path, request: RunRequest, state: Mapping[str, Any]) -> RunRecorder | None:
     """Return the recorder that continues the record of the interrupted run; None if there is none."""
     path = out / (state["run_id"] or request.run_id)
-    is_open = bool(path.name) and (path / "environment.json").is_file() and not (path / "summary.json").exists()
+    is_open = bool(path.name) and is_run(path) and not is_finished(path)
     return RunRecorder.reopen(path, next_step=int(state["run"]["done"])) if is_open else None
 
 
@@ -79,8 +80,8 @@ def run_to_resume(where: Path, this: Callable[[], Mapping[str, Any]]) -> tuple[P
     Raises:
         ResumeError: When a run is finished or has no checkpoint.
     """
-    if (where / "environment.json").is_file():
-        if (where / "summary.json").exists():
+    if is_run(where):
+        if is_finished(where):
             raise ResumeError(f"{where} is finished; there is nothing to resume")
         if not CheckpointFolder(where / FOLDER).steps():
             raise ResumeError(
@@ -89,7 +90,7 @@ def run_to_resume(where: Path, this: Callable[[], Mapping[str, Any]]) -> tuple[P
             )
         return where.parent, where.name
     kept = sorted(path.parent for path in where.glob(f"*/{FOLDER}") if CheckpointFolder(path).steps())
-    begun = [path for path in kept if not (path / "summary.json").exists()]
+    begun = [path for path in kept if not is_finished(path)]
     if not begun and kept and _state_of(kept[-1]) == "finished" and _identity_of(kept[-1]) == this():
         begun = kept[-1:]
     return where, begun[-1].name if begun else new_run_id()
@@ -98,7 +99,7 @@ def run_to_resume(where: Path, this: Callable[[], Mapping[str, Any]]) -> tuple[P
 def _state_of(run: Path) -> str:
     """Return how a run ended; empty if it has not, or cannot be read."""
     try:
-        return str(read_run(run, columns=()).summary.get("state", "")) if (run / "summary.json").exists() else ""
+        return str(read_run(run, columns=()).summary.get("state", "")) if is_finished(run) else ""
     except (TelemetryError, OSError):
         return ""
 

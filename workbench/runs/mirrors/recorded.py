@@ -10,6 +10,7 @@ from pathlib import Path
 from workbench.core.records import Event, StepRecord
 from workbench.runs import Run, find_runs, read_run
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, MirrorFailedError, reason_of
+from workbench.runs.overview import is_run
 
 _BLOCK = 5000
 
@@ -23,7 +24,7 @@ def mirror_runs(path: str | os.PathLike[str], mirrors: Sequence[Mirror]) -> dict
     for mirror in mirrors:
         mirror.check()
     path = Path(path)
-    runs = [path] if not path.is_dir() or (path / "environment.json").is_file() else find_runs(path)
+    runs = [path] if not path.is_dir() or is_run(path) else find_runs(path)
     if not runs:
         raise MirrorError(f"{path} holds no runs")
     return {run: _mirror_run(run, mirrors) for run in runs}
