@@ -20,7 +20,7 @@ from workbench.core import devices
 from workbench.methods.parameter_groups import part_of_group, rebuild_optimizer
 from workbench.methods.registry import METHODS
 from workbench.tasks import Task
-from workbench.training.speed import TimedSide, bootstrap_median_interval, fair_clock, take_turns
+from workbench.training.speed import TimedSide, bootstrap_median_interval, fair_clock, resampled_medians, take_turns
 
 Interval = tuple[float, float, float]
 
@@ -119,10 +119,8 @@ def _interval(values: np.ndarray, seed: int) -> Interval:
 
 def _reached(times: np.ndarray, seed: int) -> Interval:
     """Return saved time / saveable time, both as medians over rounds; rounds are drawn together."""
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(0, len(times), size=(2000, len(times)))
     relative = times[:, 1:] / times[:, :1]
-    saved, saveable = 1.0 - np.median(relative[picks], axis=1).T
+    saved, saveable = 1.0 - resampled_medians(relative, seed).T
     middle = 1.0 - np.median(relative, axis=0)
     if not middle[1] > 0.0 or not np.all(saveable > 0.0):
         return (float("nan"),) * 3

@@ -33,7 +33,7 @@ class ResumeError(ValueError):
 def identity(task: Task, request: RunRequest) -> dict[str, Any]:
     """Return what identifies a run, as plain values by name."""
     asked = {name: value for name, value in dataclasses.asdict(request).items() if name not in ("config", "run_id")}
-    config = json.loads(json.dumps(request.config.to_dict()))
+    config = request.config.to_dict()
     return {"task": task.name, "data": task.data_digest(), "config": config, **asked, "ranks": ranks.world_size()}
 
 

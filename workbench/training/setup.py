@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -19,7 +17,7 @@ from workbench.config import BoostConfig, Plan
 from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
-from workbench.core.own_generators import kept_generators, own_generators
+from workbench.core.own_generators import kept_generators, own_generators, seed_generators
 from workbench.methods.protocol import FirstBatch
 from workbench.methods.runtime.section import Reading
 from workbench.runs import collect_environment
@@ -60,9 +58,8 @@ class Prepared:
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, numpy's and torch's generators; models, dropout and schedules draw from them."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # models of the user's may draw from the global generator
-    torch.manual_seed(seed)
+    seed_generators(seed)
+    torch.manual_seed(seed)  # those of all accelerators, too
 
 
 def run_environment(device: torch.device, **facts: Any) -> dict[str, Any]:

@@ -200,11 +200,16 @@ def _answer(
 
 def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
     """Return the percentile bootstrap interval of the median of observations, shape ``[n]``, n >= 1."""
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(0, len(values), size=(2000, len(values)))
-    medians = np.median(np.asarray(values)[picks], axis=1)
     tail = (1 - level) / 2
-    return float(np.quantile(medians, tail)), float(np.quantile(medians, 1 - tail))
+    low, high = np.quantile(resampled_medians(values, seed), [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def resampled_medians(values: np.ndarray, seed: int) -> np.ndarray:
+    """Return medians of observations ``[n, ...]``, of as many that are drawn again with repetition: ``[2000, ...]``."""
+    picks = np.random.default_rng(seed).integers(0, len(values), size=(2000, len(values)))
+    medians: np.ndarray = np.median(np.asarray(values)[picks], axis=1)
+    return medians
 
 
 def _gets_faster(steps: Sequence[float]) -> bool:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -309,7 +308,7 @@ class _BoostedOptimizer(Optimizer):
         """Leave the gradients: the step clears them at the end of a window."""
 
     def _identity(self) -> dict[str, Any]:
-        config = json.loads(json.dumps(self._trainer.boost_config.to_dict()))
+        config = self._trainer.boost_config.to_dict()
         config.pop("provenance", None)
         return {"config": config, "batches": self._total_steps, "ranks": ranks.world_size()}
 
