@@ -25,20 +25,16 @@ def float32_layers(run: Run, policy: ScalePolicy) -> tuple[str, ...]:
     Raises:
         ValueError: When the run recorded no gradients.
     """
-    replayed = ReplayedRun(run)
-    scales = replayed.scales(policy)
-    histograms: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    used: dict[str, list[float]] = defaultdict(list)
-    for scale, cells in zip(scales, run.steps["grad_exponents"], strict=True):
+    seen: dict[str, list[tuple[float, dict[str, Any]]]] = defaultdict(list)  # scales and histograms, by layer
+    for scale, cells in zip(ReplayedRun(run).scales(policy), run.steps["grad_exponents"], strict=True):
         for cell in cells:
-            histograms[cell["group"]].append(cell)
-            used[cell["group"]].append(float(scale))
+            seen[cell["group"]].append((float(scale), cell))
     found = []
-    for group, rows in histograms.items():
-        at = np.log2(used[group])
+    for group, pairs in seen.items():
+        scales, rows = np.array([scale for scale, _ in pairs]), [cell for _, cell in pairs]
         highest = np.array([one["lowest"] + len(one["counts"]) - 1 if one["counts"] else -np.inf for one in rows])
-        lost = underflow_share(exponent_table(rows), np.array(used[group]))
+        lost = underflow_share(exponent_table(rows), scales)
         underflow = float(np.nanmean(lost)) if np.isfinite(lost).any() else 0.0
-        if np.mean(highest + at >= _LARGEST_EXPONENT) > _OFTEN or underflow > _OFTEN:
+        if np.mean(highest + np.log2(scales) >= _LARGEST_EXPONENT) > _OFTEN or underflow > _OFTEN:
             found.append(group)
     return tuple(found)
