@@ -128,7 +128,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
     if takes_seed(source):
         with _RandomStream(mixed_seed(seed, 0)).active():
             opened = _open_source(source, seed, 0, "train")
-        if not isinstance(opened, Iterator) and _n_positional(source) < 2:
+        if not isinstance(opened, Iterator) and not opens_each_epoch(source):
             source = opened  # good for every epoch; otherwise it is opened again for each
     else:
         opened = source
@@ -246,7 +246,7 @@ def opens_each_epoch(source: Any) -> bool:
 
 def opened_once(source: Any) -> Callable[[Any], Any] | None:
     """Return a source that is a function of the seed alone; None where it is none, or is opened again each epoch."""
-    return source if takes_seed(source) and _n_positional(source) < 2 else None
+    return source if takes_seed(source) and not opens_each_epoch(source) else None
 
 
 def with_loader(source: Any, change: Callable[[DataLoader[Any]], Any]) -> Any:
@@ -276,7 +276,7 @@ def _n_positional(function: Callable[..., Any]) -> int:
 
 
 def _open_source(source: Callable[..., Any], seed: int, epoch: int, role: str) -> Any:
-    opened = source(seed, epoch) if _n_positional(source) > 1 else source(seed)
+    opened = source(seed, epoch) if opens_each_epoch(source) else source(seed)
     if not isinstance(opened, Iterable | SeekableBatches) or isinstance(opened, Tensor | str | bytes | Mapping):
         raise TaskError(f"`{role}({seed})` must return an iterable of batches, got {type(opened).__name__}")
     return opened

@@ -119,11 +119,11 @@ class PassGraphs:
             The loss; None where nothing was done and the pass is the caller's.
         """
         shape = self._shape_of(batch)
-        if self.why_not and shape is not None:
-            self._shapes_left.add(shape)  # the caller's model is compiled for each
-            return work(batch) if len(self._shapes_left) > _MOST_SHAPES_LEFT else None
         if shape is None:
             return None
+        if self.why_not:
+            self._shapes_left.add(shape)  # the caller's model is compiled for each
+            return work(batch) if len(self._shapes_left) > _MOST_SHAPES_LEFT else None
         if self._state is None or n_held != self._n_held or not self._state.is_current():
             self.forget()
             self._state, self._n_held = HostState(self.model, criterion), n_held
