@@ -18,7 +18,7 @@ from workbench.config import BoostConfig
 from workbench.core.step_optimizer import parameters_of
 from workbench.integrations.transformers.batches import joining
 from workbench.integrations.transformers.conflicts import conflict
-from workbench.integrations.transformers.trainer import BoostedTrainer
+from workbench.integrations.transformers.trainer import BoostedTrainer, todays_schedule
 from workbench.methods.parameter_groups import rebuild_optimizer
 from workbench.tasks import Task
 
@@ -61,7 +61,7 @@ def task_from_trainer(trainer: Trainer, name: str = "") -> Task:
         model=_fresh_model(trainer),
         loss=functools.partial(_loss, trainer),
         optimizer=_TrainersOptimizer(trainer),
-        scheduler=functools.partial(_schedule, trainer),
+        scheduler=functools.partial(todays_schedule, trainer),
         train=functools.partial(_training_batches, trainer),
         evaluate=functools.partial(_evaluation_batches, trainer),
         metric=metric,
@@ -109,12 +109,6 @@ class _TrainersOptimizer:
 
 def _clip(max_norm: float, optimizer: Optimizer, *_: Any) -> None:
     torch.nn.utils.clip_grad_norm_([*parameters_of(optimizer)], max_norm)
-
-
-def _schedule(trainer: Trainer, optimizer: Optimizer, updates: int) -> Any:
-    made = trainer.create_scheduler(updates, optimizer)
-    trainer.lr_scheduler = None
-    return made
 
 
 def _training_batches(trainer: Trainer, seed: int) -> Any:

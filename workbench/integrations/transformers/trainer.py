@@ -145,7 +145,7 @@ class BoostedTrainer(Trainer):
             level=self.boost_level,
             seed=self.args.seed,
             example_inputs=FirstBatch(self._plain_loss, lambda: move_batch(passes.first(), self.args.device)),
-            scheduler=self._todays_schedule,
+            scheduler=functools.partial(todays_schedule, self),
         )
         if ranks.world_size() > 1:
             boosted.distribute()
@@ -165,12 +165,6 @@ class BoostedTrainer(Trainer):
 
     def _plain_loss(self, network: nn.Module, batch: Any) -> Tensor:
         return self.compute_loss(network, dict(batch))  # type: ignore[return-value]  # no outputs are asked for
-
-    def _todays_schedule(self, optimizer: Optimizer, updates: int) -> Any:
-        self.lr_scheduler = None
-        made = self.create_scheduler(updates, optimizer)
-        self.lr_scheduler = None
-        return made
 
     def _report_rates(self, *_: Any, **__: Any) -> Any:
         """Return what the Trainer reads the rates from; the boosted step advances the schedule."""
@@ -287,6 +281,14 @@ class BoostedTrainer(Trainer):
         super()._load_best_model()
         if self.boosted is not None:
             self.boosted.has_weights_to_use = True  # they are what was saved
+
+
+def todays_schedule(trainer: Trainer, optimizer: Optimizer, updates: int) -> Any:
+    """Return the scheduler that a Trainer makes, and leave it with none."""
+    trainer.lr_scheduler = None
+    made = trainer.create_scheduler(updates, optimizer)
+    trainer.lr_scheduler = None
+    return made
 
 
 class _BoostedOptimizer(Optimizer):
