@@ -62,15 +62,10 @@ def _where_it_is_read(loader: DataLoader[Any], look: Callable[[], _R]) -> _R:
         raise NotKeptError("the loader prepares the worker processes that read them")
     if not can_fork():
         raise NotKeptError("worker processes read them, and this platform forks none")
-    answer = next(iter(handing_on(_Asked(look, loader.dataset), forked=True)))
-    if isinstance(answer, str):
-        raise NotKeptError(answer)
-    return answer.content  # type: ignore[no-any-return]  # what was asked for
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    content: Any
+    answer, why_not = next(iter(handing_on(_Asked(look, loader.dataset), forked=True)))
+    if why_not:
+        raise NotKeptError(why_not)
+    return answer  # type: ignore[no-any-return]  # what was asked for
 
 
 @dataclass
@@ -78,14 +73,14 @@ class _Asked(IterableDataset[Any]):
     look: Callable[[], Any]
     dataset: Any
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[Any, str]]:
+        """Yield one answer, and why it is none."""
         try:
-            answer = _Answer(self.look())
+            answer, why_held = self.look(), held_file(self.dataset)
         except NotKeptError as why:
-            yield str(why)
+            yield None, str(why)
             return
-        why_held = held_file(self.dataset)
-        yield f"the data set may hold an open file by then ({why_held})" if why_held else answer
+        yield answer, f"the data set may hold an open file by then ({why_held})" if why_held else ""
 
 
 def reading_seconds(loader: DataLoader[Any]) -> float:
