@@ -46,11 +46,12 @@ _RATES = {  # where each one's learning rate is searched
 
 def have_it(hyper_parameter: str) -> str:
     """Say which optimizers have a hyper-parameter."""
-    *others, last = _owners(hyper_parameter)
+    *others, last = owners_of(hyper_parameter)
     return f"{', '.join(others)} and {last} have it" if others else f"only {last} has it"
 
 
-def _owners(hyper_parameter: str) -> list[str]:
+def owners_of(hyper_parameter: str) -> list[str]:
+    """Return the optimizers that have a hyper-parameter; none for what belongs to no optimizer in particular."""
     return [name for name, own in HYPER_PARAMETERS.items() if hyper_parameter in own]
 
 
@@ -68,7 +69,7 @@ def optimizer_is(*names: str, why_not: str = "the optimizer is {name}") -> Condi
 def _hyper(name: str, title: str, **more: Any) -> Any:
     """Declare a hyper-parameter, unset by default; it acts where the named optimizer has it, or none is named."""
     why_not = f"{{name}} has no such parameter; {have_it(name)}"
-    return described(None, title, when=optimizer_is(*_owners(name), why_not=why_not), **more)
+    return described(None, title, when=optimizer_is(*owners_of(name), why_not=why_not), **more)
 
 
 class OptimizerConfig(MethodSection, use_attribute_docstrings=True):

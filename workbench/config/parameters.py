@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from workbench.config.boost_config import BoostConfig
 from workbench.config.conditions import Declared, declared
 from workbench.config.errors import ConfigError, did_you_mean, inner_type, rule_of, sections_of, shown
-from workbench.config.optimizer import HYPER_PARAMETERS, have_it
+from workbench.config.optimizer import HYPER_PARAMETERS, have_it, owners_of
 
 Kind = Literal["float", "int", "bool", "choice", "str", "list"]
 
@@ -48,8 +48,7 @@ def parameter_at(path: str) -> ParameterInfo:
     if not bracket or not name.endswith("]") or plain not in known or not plain.startswith("optimizer."):
         raise ConfigError(f"unknown parameter {shown(path)}{did_you_mean(plain, known) if plain not in known else ''}")
     name, own = name.removesuffix("]"), plain.removeprefix("optimizer.")
-    owners = [one for one, parameters in HYPER_PARAMETERS.items() if own in parameters]
-    if name not in owners:
+    if name not in (owners := owners_of(own)):
         if not owners:
             raise ConfigError(f"`{plain}` has the same values for every optimizer; leave [{name}] out")
         lacks = f"{name} has no such parameter" if name in HYPER_PARAMETERS else f"there is no optimizer {shown(name)}"
