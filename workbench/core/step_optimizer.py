@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -101,11 +100,6 @@ def held_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 def skips_on_device(optimizer: Optimizer) -> TypeGuard[SkipsOnDevice]:
     """Return whether an optimizer, ours or a user's, has a step that takes the overflow flag."""
     return hasattr(optimizer, "step_with_found_inf")
-
-
-def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters that an optimizer holds, group after group."""
-    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
 def clear_gradients(optimizer: Optimizer) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workbench.core.step_optimizer import parameters_of
+from workbench.core.step_optimizer import held_parameters
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks.errors import TaskError
 from workbench.tasks.task import Task
@@ -86,7 +86,7 @@ class _Copies:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        held = [] if optimizer is None else [*parameters_of(optimizer)]
+        held = [] if optimizer is None else held_parameters(optimizer)
         foreign = sum(id(parameter) not in names for parameter in held)
         if foreign:
             raise TaskError(

@@ -22,7 +22,7 @@ from workbench.core import distributed as ranks
 from workbench.core.devices import device_of
 from workbench.core.signatures import why_not_called
 from workbench.core.sparse_tables import sparse_tables
-from workbench.core.step_optimizer import parameters_of
+from workbench.core.step_optimizer import held_parameters
 from workbench.core.torch_internals import step_hooks
 from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
@@ -141,7 +141,7 @@ def apply(
     )
     refuse_impossible(inner, precision)
     own = set(inner.parameters())
-    if own and own.isdisjoint(parameters_of(optimizer)):
+    if own and own.isdisjoint(held_parameters(optimizer)):
         raise ValueError(
             "the optimizer holds none of the model's parameters, so that nothing would be trained; build it from those "
             "of this model, which a Task's `optimizer` function is given"
@@ -313,7 +313,7 @@ def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimize
         )
     built = build_optimizer(section, model, config.compatibility)
     register_step_hooks(built, step_hooks(given))  # one that clips gradients, for example
-    held = set(parameters_of(built))
+    held = set(held_parameters(built))
     if len(given.param_groups) == 1 and group_of.keys() == held:
         return built
     groups = [

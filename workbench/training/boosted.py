@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SparseAdam
 
 from workbench.core.sparse_tables import why_not_at_rest
-from workbench.core.step_optimizer import parameters_of
+from workbench.core.step_optimizer import held_parameters
 from workbench.core.torch_internals import step_hooks
 from workbench.core.wrapped_model import by_plain_names, unwrapped
 from workbench.methods.parameter_groups import register_step_hooks
@@ -227,7 +227,7 @@ class Boosted(TrainingStep):
 
     def _set_up(self) -> dict[str, str]:
         """Return what a state belongs to, in the words of a message; what changes the time alone is no part of it."""
-        formats = {str(parameter.dtype) for parameter in parameters_of(self.optimizer)}
+        formats = {str(parameter.dtype) for parameter in held_parameters(self.optimizer)}
         optimizers = (self.optimizer, self._active_optimizer)  # the one that steps may be inside of the one shown
         scaling = self.loss_scaling
         return {

@@ -22,7 +22,7 @@ from torch.optim import SGD, Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
 from workbench.core import devices
 from workbench.core.batch import mapped
-from workbench.core.step_optimizer import parameters_of
+from workbench.core.step_optimizer import held_parameters
 from workbench.core.torch_internals import BatchNorm, has_fused_kernel
 from workbench.core.warning import warn
 
@@ -147,7 +147,7 @@ def warn_of_short_moments(optimizer: Optimizer) -> None:
     the last gradient alone and makes updates up to 30 times too large; arithmetic in float16 divides by 0.
     """
     keeps_squares = isinstance(optimizer, Adam | NAdam | RAdam | RMSprop | Adagrad)
-    if keeps_squares and any(parameter.dtype == torch.float16 for parameter in parameters_of(optimizer)):
+    if keeps_squares and any(parameter.dtype == torch.float16 for parameter in held_parameters(optimizer)):
         warn(
             f"{type(optimizer).__name__} keeps squares of float16 gradients in float16, where most of them are 0, so "
             "that updates become up to 30 times too large, or infinite; set `amp.level` to O2, `amp.dtype` to "

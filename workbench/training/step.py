@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from workbench.config import Plan
 from workbench.core.records import EventSink
 from workbench.core.sparse_tables import values_of
-from workbench.core.step_optimizer import clear_gradients, parameters_of
+from workbench.core.step_optimizer import clear_gradients, held_parameters
 from workbench.core.torch_internals import mark_stepped
 from workbench.core.wrapped_model import allow_one_graph_per_group
 from workbench.loss_scale.scaler import LossScaling
@@ -272,7 +272,7 @@ class TrainingStep:
     def _end_pass(self, loss: Tensor) -> None:
         """Keep the detached loss of a micro-batch whose gradients are there."""
         if self.window.position == 0 and self.window.n_steps > 1:
-            held = parameters_of(self.optimizer)
+            held = held_parameters(self.optimizer)
             self._witness = next((parameter for parameter in held if parameter.grad is not None), None)
         if not loss.is_cpu and "torch._dynamo" in sys.modules:
             # A graph of torch.compile's may be a CUDA graph, which writes its next results over these.
@@ -283,7 +283,7 @@ class TrainingStep:
 
     def _own_gradients(self) -> None:
         """Copy the gradients of a window's first micro-batch; later ones are added to the copies."""
-        for parameter in parameters_of(self.optimizer):
+        for parameter in held_parameters(self.optimizer):
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
@@ -375,7 +375,7 @@ class TrainingStep:
         is_looked_at = self.loss_scaling.unscales or self.observer is not None or self.max_grad_norm is not None
         if self._reduction is None and not is_looked_at:
             return []
-        trained = [*parameters_of(optimizer)]
+        trained = held_parameters(optimizer)
         if self._reduction is not None:
             self._reduction.reduce_([parameter for parameter in trained if parameter.requires_grad])
         return [parameter for parameter in trained if parameter.grad is not None]

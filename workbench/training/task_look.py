@@ -24,7 +24,7 @@ from workbench.core.batch import move_batch
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.own_generators import kept_generators
 from workbench.core.sparse_tables import sparse_tables
-from workbench.core.step_optimizer import parameters_of
+from workbench.core.step_optimizer import held_parameters
 from workbench.core.text import first_line
 from workbench.core.torch_internals import BatchNorm, has_fused_kernel
 from workbench.core.wrapped_model import unwrapped
@@ -204,7 +204,7 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
 def _refuse_updates_in_the_loss(prepared: Prepared, batch: Any) -> None:
     """Raise TaskError where a loss updates what the optimizer trains: no method could freeze or accumulate that."""
     boosted = prepared.boosted
-    held = set(parameters_of(boosted.optimizer))
+    held = set(held_parameters(boosted.optimizer))
     trained = {name: one for name, one in unwrapped(boosted.model).named_parameters() if one in held}
 
     def written() -> list[str]:
@@ -260,7 +260,7 @@ def _counted(task: Task, counts: StepCounts, share: float, judge: Callable[[], f
 
 def _untrained(loss: Any, optimizer: Optimizer) -> str:
     """Say which parameters of a loss got gradients in training that its optimizer does not use; else empty."""
-    held = set(parameters_of(optimizer))
+    held = set(held_parameters(optimizer))
     named = loss.named_parameters() if isinstance(loss, nn.Module) else ()
     names = [name for name, parameter in named if parameter.grad is not None and parameter not in held]
     if not names:
@@ -286,7 +286,7 @@ def _unfused(optimizer: Optimizer) -> str:
     name, is_fused = type(optimizer).__name__, any(group.get("fused", True) for group in optimizer.param_groups)
     if getattr(torch.optim, name, None) is not type(optimizer) or is_fused:
         return ""
-    if not all(has_fused_kernel(parameter, f"_fused_{name.lower()}_") for parameter in parameters_of(optimizer)):
+    if not all(has_fused_kernel(parameter, f"_fused_{name.lower()}_") for parameter in held_parameters(optimizer)):
         return ""
     return (
         f"The task's {name} is not fused. `fused=True` makes its updates faster; set-ups that name an optimizer have "

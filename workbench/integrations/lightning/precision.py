@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.core.step_optimizer import parameters_of
+from workbench.core.step_optimizer import held_parameters
 from workbench.integrations.lightning.batches import combined_loader
 from workbench.integrations.lightning.calls import criterion_of, network_of, quiet_loss, with_attributes
 from workbench.integrations.lightning.rates import course_of
@@ -145,7 +145,7 @@ class BoostPrecision(Precision):
 
     def _take_away(self) -> None:
         if self._running.window.position:
-            trained = parameters_of(self._running.optimizer)
+            trained = held_parameters(self._running.optimizer)
             self._held = [(parameter, parameter.grad) for parameter in trained if parameter.grad is not None]
             for parameter, _ in self._held:
                 parameter.grad = None

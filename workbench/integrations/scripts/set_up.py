@@ -14,7 +14,7 @@ from workbench.core.batch import held_by_object
 from workbench.core.loader import is_plain
 from workbench.core.metrics import is_function, output_kind, says_its_kind
 from workbench.core.own_generators import kept_generators
-from workbench.core.step_optimizer import parameters_of
+from workbench.core.step_optimizer import held_parameters
 from workbench.core.torch_internals import step_hooks
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.regularization.method import why_no_smoothing
@@ -120,7 +120,9 @@ def handed_on(task: Task) -> list[str]:
     with kept_generators():
         model = task.new_model()
         optimizer = task.new_optimizer(model)
-    held, trained = ({p for p in every if p.requires_grad} for every in (parameters_of(optimizer), model.parameters()))
+    held, trained = (
+        {p for p in every if p.requires_grad} for every in (held_parameters(optimizer), model.parameters())
+    )
     has = {
         HOOKS: any(step_hooks(optimizer)),
         "parameter groups": len(optimizer.param_groups) > 1,

@@ -15,7 +15,7 @@ from transformers import EvalPrediction, Trainer
 from transformers.trainer_pt_utils import EvalLoopContainer
 
 from workbench.config import BoostConfig
-from workbench.core.step_optimizer import parameters_of
+from workbench.core.step_optimizer import held_parameters
 from workbench.integrations.transformers.batches import joining
 from workbench.integrations.transformers.conflicts import conflict
 from workbench.integrations.transformers.trainer import BoostedTrainer, todays_schedule
@@ -108,7 +108,7 @@ class _TrainersOptimizer:
 
 
 def _clip(max_norm: float, optimizer: Optimizer, *_: Any) -> None:
-    torch.nn.utils.clip_grad_norm_([*parameters_of(optimizer)], max_norm)
+    torch.nn.utils.clip_grad_norm_(held_parameters(optimizer), max_norm)
 
 
 def _training_batches(trainer: Trainer, seed: int) -> Any:
