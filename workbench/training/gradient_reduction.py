@@ -91,7 +91,7 @@ class GradientReduction:
                 parameter.grad = self._average_of_rows(parameter)
             return
         pending = []
-        for bucket in make_buckets(parameters, _BUCKET_BYTES, lambda one: getattr(one, "comm_fusion", 0)):
+        for bucket in _buckets(parameters):
             missing = [place for place, parameter in enumerate(bucket) if parameter.grad is None]
             gradients = [_dense_gradient(parameter) for parameter in bucket]
             present = gradients[0].new_ones(len(bucket))
@@ -139,6 +139,10 @@ class GradientReduction:
     def __deepcopy__(self, memo: dict[int, object]) -> GradientReduction:
         """Copy for copied parameters: process groups cannot be copied."""
         return GradientReduction(self.group, by_rows=self.by_rows)
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    return make_buckets(parameters, _BUCKET_BYTES, lambda one: getattr(one, "comm_fusion", 0))
 
 
 def _dense_gradient(parameter: nn.Parameter) -> Tensor:
