@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import math
@@ -20,7 +21,9 @@ from tests.kit.runs import without_checksums
 from workbench import api
 from workbench.cli.failures import sentence_of
 from workbench.core import files as atomic_file
+from workbench.core.error_place import keep_origin, origin_of
 from workbench.runs import list_runs, read_run
+from workbench.tasks import load_task
 
 BAD_TASKS = """
 import dataclasses
@@ -186,6 +189,18 @@ def test_a_failing_task_is_named_with_part_exception_and_line(
         (number,) = (i for i, line in enumerate(lines, start=1) if guilty in line)
         assert f" (line {number} of {bad_tasks / 'bad.py'})" in sentence
     assert ("--traceback" in sentence) is (code == 1)
+
+
+def test_a_task_that_failed_in_another_process_is_named_as_if_it_had_failed_here(bad_tasks: Path) -> None:
+    task = load_task("bad.py:step")
+    with pytest.raises(KeyError) as failed:
+        task.compute_loss(task.new_model(), next(iter(task.batches(0))))
+    keep_origin(failed.value)
+    there = copy.copy(failed.value)  # as it arrives: without a traceback
+    assert there.__traceback__ is None
+    assert "task 'bad step': a training step failed: KeyError: 'forward' (line " in sentence_of(there)
+    assert sentence_of(there) == sentence_of(failed.value)
+    assert str(bad_tasks / "bad.py") in origin_of(there).text
 
 
 @pytest.mark.usefixtures("bad_tasks")

@@ -27,6 +27,7 @@ from tests.kit.set_up_search import stored_trials, write
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
 from workbench.core import devices
+from workbench.core.error_place import origin_of
 from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
@@ -116,7 +117,7 @@ class OutOfMemoryError(RuntimeError):
 class Mortal(FakeRunner):
     """Dies of seed 13 once, as if killed by the system, and of seed 14 each time; fails with seed 15.
 
-    With seed 16 it notes how a process of its own would begin, and with seed 17 it warns.
+    With seed 16 it notes how a process of its own would begin, with seed 17 it warns, and of seed 18 it fails, too.
     """
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
@@ -131,6 +132,8 @@ class Mortal(FakeRunner):
             self.log(f"begins by {multiprocessing.get_start_method()}")
         if job.seed == 17:
             warnings.warn("an unlucky number", FutureWarning, stacklevel=1)
+        if job.seed == 18:
+            raise ValueError("an odd batch")
         return super().run(job, monitor)
 
 
@@ -153,6 +156,12 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
             trainer.run(job(14))
         with pytest.raises(RuntimeError, match="OutOfMemoryError: 3 GiB on the device"):
             trainer.run(job(15))
+        with pytest.raises(ValueError, match="an odd batch") as failed:
+            trainer.run(job(18))
+        origin = origin_of(failed.value)  # there, and not where it is raised again
+        assert not origin.is_ours
+        assert "test_side_by_side.py" in origin.line
+        assert 'raise ValueError("an odd batch")' in origin.text
         asked = itertools.chain([False, False], itertools.repeat(True))
         with pytest.raises(StudyStoppedError):
             StoppableExperimenter(trainer, Limits(lambda: next(asked))).run(replace(job(4), steps=10_000))

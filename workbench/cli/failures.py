@@ -12,12 +12,11 @@ import os
 import sys
 import traceback as python_traceback
 from collections.abc import Sequence
-from types import FrameType
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import typer
 
-from workbench.core.error_place import is_package_file, is_users_file, line_of
+from workbench.core.error_place import origin_of
 from workbench.core.files import DISK_FULL_CODES
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.rank_environment import is_first_rank
@@ -29,27 +28,10 @@ INTERRUPTED = 130
 
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError)
 
-_STEP = "a training step"
 _LONGEST = 600  # characters of what an error of others says
 
 # What the system's loader, torch and threads say when there is no memory left.
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new thread")
-
-# Where this package calls into a task, and what the author of the task calls that place.
-_PARTS = {
-    ("workbench.training.evaluation", "evaluate"): "the evaluation",
-    ("workbench.tasks.task", "new_model"): "model()",
-    ("workbench.tasks.task", "new_optimizer"): "optimizer()",
-    ("workbench.tasks.task", "new_scheduler"): "scheduler()",
-    ("workbench.tasks.task", "batches"): "the training data",
-    ("workbench.tasks.task", "evaluation_batches"): "the evaluation data",
-    ("workbench.tasks.task", "data_digest"): "the data",
-    ("workbench.tasks.batches", "endless_batches"): "the training data",
-    ("workbench.tasks.task", "compute_loss"): _STEP,
-    ("workbench.training.loop", "training_loop"): _STEP,
-    ("workbench.training.step", "backward"): _STEP,
-    ("workbench.training.step", "step"): _STEP,
-}
 
 # What typer says about a number, in our words.
 _RULES = {
@@ -78,6 +60,8 @@ def report(error: BaseException, *, traceback: bool = False) -> int:
         return FAILED
     if traceback and not isinstance(error, Interrupted):  # of every rank: what happened where is what it is for
         python_traceback.print_exception(error)
+        if there := origin_of(error).text:
+            print(f"where it was raised, in another process:\n{there}", file=sys.stderr)
     code = exit_code_of(error)
     if type(error).__name__ == "NoArgsIsHelpError":  # of a group of commands without one: its help, lines and all
         if is_first_rank():
@@ -119,21 +103,19 @@ def _sentence(error: BaseException) -> str:
             "a warning ended the command, because Python was asked to treat warnings as errors "
             f"(-W error, PYTHONWARNINGS): {error}"
         )
-    task, part, line = _place_in_task(error)
+    origin = origin_of(error)
     what = _system_sentence(error) if _is_system(error) else f"{type(error).__name__}: {_cut(str(error))}".rstrip(": ")
-    if not part and _lacks_memory(error):
+    if not origin.part and _lacks_memory(error):
         return (
             f"there is not enough memory ({what}); close other programs, or raise the limit (ulimit -v, a job's memory)"
         )
     if is_out_of_memory(error):
         what += " (make the task's batches smaller; accumulation over several of them keeps the update the same)"
-    if part:
-        return f"task {task!r}: {part} failed: {what}{line}"
+    if origin.part:
+        return f"task {origin.task!r}: {origin.part} failed: {what}{origin.line}"
     if _is_system(error):
-        return what + line
-    frames = _frames(error)
-    where = line or (line_of(frames[-1][1], frames[-1][0].f_code.co_filename) if frames else "")
-    return f"unexpected error, probably a bug of the workbench: {what}{where}"
+        return what + origin.line
+    return f"unexpected error, probably a bug of the workbench: {what}{origin.line or origin.innermost}"
 
 
 def _cut(text: str) -> str:
@@ -192,26 +174,4 @@ def _is_ours(error: BaseException) -> bool:
     if _is_usage(error) or type(error).__module__.split(".")[0] == "workbench":
         return True
     without_number = isinstance(error, _NOT_THERE) and not error.strerror  # raised by us; the system's have one
-    frames = _frames(error) if without_number or type(error) in (ValueError, RuntimeError) else []
-    return bool(frames) and is_package_file(frames[-1][0].f_code.co_filename)
-
-
-def _place_in_task(error: BaseException) -> tuple[str, str, str]:
-    """Return task name, part of the task and ``" (line 7 of file.py)"``; empty where the traceback does not show it."""
-    part = name = line = ""
-    for frame, number in _frames(error):
-        module, code = frame.f_globals.get("__name__", ""), frame.f_code
-        found = _PARTS.get((module, code.co_name), "")
-        if found and not (found == _STEP and part):  # the innermost place, but an evaluation computes losses too
-            part = found
-        if module.startswith("workbench.") and not name:
-            # A frame of ours is at work on a task that is an argument of it, or itself.
-            at_work: tuple[Any, ...] = (frame.f_locals.get("task"), frame.f_locals.get("self"))
-            name = next((str(value.name) for value in at_work if hasattr(value, "compute_loss")), "")
-        if is_users_file(code.co_filename):
-            line = line_of(number, code.co_filename)
-    return name or "?", part, line
-
-
-def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    return list(python_traceback.walk_tb(error.__traceback__))
+    return (without_number or type(error) in (ValueError, RuntimeError)) and origin_of(error).is_ours

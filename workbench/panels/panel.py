@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 import ipywidgets as widgets
 
-from workbench.core.error_place import is_package_file, what_and_where
+from workbench.core.error_place import origin_of, what_and_where
 from workbench.figures.theme import Theme as Theme
 from workbench.figures.theme import inks
 from workbench.panels import kit, notebook_cells
@@ -160,7 +160,7 @@ class Panel:
         """Show an error, kept as ``error``: a sentence and, if that is not ours, the traceback folded beneath."""
         self.error = error
         has_trace = error.__cause__ is not None or not _is_sentence(error)
-        trace = "".join(traceback.format_exception(error)) if has_trace else ""
+        trace = (origin_of(error).text or "".join(traceback.format_exception(error))) if has_trace else ""
         self._error.value = error_html(error_sentence(error), trace)
 
     def clear_error(self) -> None:
@@ -375,9 +375,8 @@ def error_sentence(error: BaseException) -> str:
         return "interrupted; start again when you like"
     if _is_sentence(error):
         return text
-    frames = traceback.extract_tb(error.__traceback__)
     # A wrong argument, found by our own check: the sentence is enough.
-    if frames and isinstance(error, (ValueError, TypeError)) and is_package_file(frames[-1].filename):
+    if isinstance(error, (ValueError, TypeError)) and origin_of(error).is_ours:
         return text
     return what_and_where(error)
 

@@ -26,6 +26,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from workbench.core.error_place import keep_origin
 from workbench.core.process_identity import has_ended, identity, machine
 from workbench.study.ask.study_file import read_study
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
@@ -331,7 +332,9 @@ def _serve(
 def _portable(error: Exception) -> Exception:
     """Return an error that can be pickled: of a user's class, whose constructor may take anything, only the text."""
     is_known = type(error).__module__.partition(".")[0] in {"builtins", "torch", "workbench"}
-    return error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
+    known = error if is_known else RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    keep_origin(known)
+    return known
 
 
 def _end_with(asker: Mapping[str, Any]) -> None:
