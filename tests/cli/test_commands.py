@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,16 @@ def test_overflows_are_told_and_replay_judges_policies_on_them(workbench: Comman
     assert told["policies"][1]["overflows"] == 0
     table = workbench("replay", run, "--init", 16)
     assert f"20 updates recorded, {overflows} of them overflowed" in table.out
+
+
+@pytest.mark.parametrize(("scale", "told"), [(1024.0, "scale 2^10"), (1000.0, "scale 1000"), (1.5, "scale 1.5")])
+def test_progress_writes_a_power_of_two_as_one_and_no_other_scale(
+    workbench: Command, here: Path, scale: float, told: str
+) -> None:
+    off = {"boost": {"mode": "disable_all"}, "loss_scale": {"kind": "fixed", "init": scale}}
+    (here / "config.json").write_text(json.dumps(off))
+    result = workbench("train", "--task", "wine.py:task", "--config", "config.json", "--steps", 8, "--device", "cpu")
+    assert re.search(rf"{re.escape(told)}$", result.err, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("said", "steps"), [("steps=5", 5), ("epochs=0.5", 4)], ids=["steps", "epochs"])

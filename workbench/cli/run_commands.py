@@ -320,5 +320,6 @@ def _note(progress: RunProgress) -> str:
     if math.isfinite(progress.metric):
         parts.append(f"metric {progress.metric:.4g}")
     if progress.loss_scale != 1:
-        parts.append(f"scale 2^{math.log2(progress.loss_scale):.0f}")
+        mantissa, exponent = math.frexp(progress.loss_scale)
+        parts.append(f"scale 2^{exponent - 1}" if mantissa == 0.5 else f"scale {progress.loss_scale:.6g}")
     return ", ".join(parts)
