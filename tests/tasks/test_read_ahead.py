@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import time
@@ -67,8 +68,10 @@ def test_trouble_in_a_source_is_its_own() -> None:
 @pytest.mark.slow
 def test_what_cannot_be_handed_over_is_read_here_and_said() -> None:
     batches = [{"rows": ROWS, "made by": lambda: None}]
+    stream = read_ahead(iter(batches))
     with pytest.warns(UserWarning, match="prefetch has no effect: .*[pP]ickle"):
-        assert next(read_ahead(iter(batches))) is batches[0]
+        assert next(stream) is batches[0]
+    assert not multiprocessing.active_children(), "the process that could not has ended"
 
 
 @pytest.mark.slow

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.synchronize import Lock
 from typing import Any
@@ -93,23 +95,31 @@ def read_ahead(batches: Iterator[Any], turn: Lock | None = None) -> Iterator[Any
     The process rests while this one holds ``turn``. Where it cannot read (a source on an accelerator, or with processes
     of its own, which read ahead already) a warning says why, and the batches are read here.
     """
+    process = _reading_process(batches, turn)
+    if process is None:
+        yield from batches
+        return
+    try:
+        yield from process
+    finally:  # to end, the process has to have its turn
+        if turn is not None:
+            with suppress(ValueError):  # it has it
+                turn.release()
+
+
+def _reading_process(batches: Iterator[Any], turn: Lock | None) -> Iterator[Any] | None:
+    """Return the batches that a forked process reads; None, with a warning, where it cannot: it has ended then."""
     try:
         if not can_fork():
             raise RuntimeError(_NO_FORK)
         reader = handing_on(_Stream(batches, turn, os.getpid()), forked=True, prefetch_factor=_AHEAD)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)  # of fork
-            stream = iter(reader)
-        first = ForkingPickler.loads(next(stream))
-    except Exception as error:  # the source's own trouble comes back below, from where it can be seen
+            read = map(ForkingPickler.loads, reader)
+        first = next(read)
+    except Exception as error:  # the source's own trouble comes back from `batches`, from where it can be seen
+        traceback.clear_frames(error.__traceback__)  # in which torch keeps the error, and with it the process
         said = str(error).strip().splitlines() or [type(error).__name__]
         warn(f"`runtime.data` = prefetch has no effect: {said[-1]}")
-        yield from batches
-        return
-    try:
-        yield first
-        yield from map(ForkingPickler.loads, stream)
-    finally:  # to end, the process has to have its turn
-        if turn is not None:
-            with suppress(ValueError):  # it has it
-                turn.release()
+        return None
+    return chain([first], read)
