@@ -41,7 +41,7 @@ class Patient(FakeRunner):
 
 
 def make_patient(file: StudyFile, directory: Path) -> FakeRunner:
-    return Patient(directory, seconds=0.1)
+    return Patient(directory, seconds=0.01)
 
 
 def tune_slowly(folder: Path) -> None:
