@@ -37,7 +37,7 @@ from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study import TuneProgress, read_result
 from workbench.study.answer.confirming import FEWEST_PAIRS
-from workbench.study.answer.selection import FORM_OF, first_contender
+from workbench.study.answer.selection import FORM_OF, contenders, first_contender
 from workbench.study.ask.sections import ACCURACY_DROPS
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyError, StudyFailedError, StudyStoppedError
@@ -51,7 +51,7 @@ from workbench.study.set_up.stages import (
     stage_ends,
     take_apart,
 )
-from workbench.study.set_up.standing import MOST_SEEDS, baseline_metrics, standing_now
+from workbench.study.set_up.standing import BOLD, MOST_SEEDS, baseline_metrics, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN
 
 SHORTER = "The study trains 36 of 430 batches. For 430, give it --minutes 47 --fresh."
@@ -854,7 +854,7 @@ FORMS = {"set_up": "attribution_share = 0.0001"}
 
 @pytest.mark.slow
 def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_is_exported(tmp_path: Path) -> None:
-    folder = write(tmp_path / "study", **FORMS, candidates=3)
+    folder = write(tmp_path / "study", **FORMS, candidates=2)
     runner = SurfaceRunner(folder, noise=0.004, seed=6)
     result = run(folder, runner)
     trials = stored_trials(folder)
@@ -864,7 +864,7 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert result.candidates[0].trial_number in safer, "the safer form is tested first"
     leader = safer[result.candidates[0].trial_number].user_attrs[FORM_OF]
     assert result.candidates[1].trial_number == leader
-    assert len(result.candidates) == 2, "it has no bolder form, and what is slower than what is confirmed is not tested"
+    assert len(result.candidates) == 2, "what is slower than what is confirmed is not tested"
     lengths = [BoostConfig.from_dict(one.config).part(ScheduleSection).length for one in result.candidates[:2]]
     assert lengths[0] == pytest.approx(1.12 * lengths[1], abs=2e-3)
     assert all(one.n_seeds >= 10 for one in result.candidates), "no look before the fewest seeds"
@@ -876,10 +876,17 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
 
 
 @pytest.mark.parametrize(
-    ("noise", "forms"), [(0.018, ["safer", "bolder"]), (0.008, ["a little bolder", "bolder"])], ids=["", "surely"]
+    ("noise", "candidates", "forms"),
+    [
+        (0.018, 3, ["safer", "bolder"]),
+        (0.008, 3, ["a little bolder", "bolder"]),
+        (0.018, 2, ["safer"]),
+        (0.008, 2, ["a little bolder"]),
+    ],
+    ids=["", "surely", "two", "two, surely"],
 )
 def test_a_leader_gets_its_forms_though_its_parts_take_all_their_time_and_no_safer_one_where_it_surely_is(
-    noise: float, forms: list[str], tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    noise: float, candidates: int, forms: list[str], tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def take_all_the_time(attributor: Attributor, number: int) -> int:
         assert attributor.deadline is not None
@@ -888,7 +895,7 @@ def test_a_leader_gets_its_forms_though_its_parts_take_all_their_time_and_no_saf
 
     monkeypatch.setattr(Attributor, "without_idle_parts", take_all_the_time)
     runner = SurfaceRunner(tmp_path, noise=noise, truth=lambda _: 0.9, trained=clock.trained)
-    with begun_with(runner, candidates=3) as (_, study, search):
+    with begun_with(runner, candidates=candidates) as (_, study, search):
         number = search.run_given({**BETTER, "schedule.length": 0.85}, {"n_seeds": 4})  # half of today's time
         take_apart(search, deadline=time.monotonic() + 100.0)  # a run of today's takes four
         purposes = [one.user_attrs.get("purpose") for one in study.get_trials(deepcopy=False)]
@@ -915,6 +922,23 @@ def test_the_bolder_form_of_the_leader_is_tested_last_and_exported_where_it_is_c
     )
     assert run(folder, runner).choices["o1"].candidate == chosen, "a second call trains no further forms"
     assert purposes == [trial.user_attrs.get("purpose", "") for trial in stored_trials(folder)]
+
+
+@pytest.mark.parametrize(("candidates", "order"), [(1, [2, 1]), (3, [2, 3, 4, 1])])
+def test_a_leader_without_a_bolder_form_is_followed_by_faster_trials_that_may_keep_the_quality(
+    candidates: int, order: list[int], tmp_path: Path
+) -> None:
+    def truth(config: BoostConfig) -> float:
+        return 0.9 - 0.03 * (0.85 / config.part(ScheduleSection).length - 1.0)
+
+    runner = SurfaceRunner(tmp_path, noise=0.008, truth=truth)
+    with begun_with(runner, candidates=candidates) as (file, study, search):
+        for length, n_seeds in ((0.85, 4), (0.7, 2), (0.6, 1), (0.55, 1), (0.5, 1), (0.3, 1)):
+            search.run_given({**BETTER, "schedule.length": length}, {"n_seeds": n_seeds})
+        standing = standing_now(study, file)
+        assert standing.leader == 2
+        assert standing.sure[3] > standing.sure[4] >= BOLD > standing.sure[5]
+        assert [one.trial.number for one in contenders(study, file)["o1"]] == order
 
 
 @pytest.mark.slow

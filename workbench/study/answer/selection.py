@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from workbench.study.ask.search_space import GIVEN
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import finished_baseline, metric_scale_of, steps_within
-from workbench.study.set_up.standing import SURE, standing_now
+from workbench.study.set_up.standing import BOLD, SURE, Standing, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
 from workbench.study.store.stored_records import trials_of
 
@@ -149,15 +149,15 @@ def _ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile
     Tuned plain competes by its own runs. Where the leader was taken apart, what remained of it comes first (the whole
     only while that is sure or a safer form is tested, too); set-ups with an idle part do not compete. If only tuned
     plain is sure enough, the one that most probably keeps the quality is tested before it. If several are tested, the
-    leader's safer form comes before it and its bolder one after it: a fixed order keeps the full level as long as all
-    before were confirmed (`planned_tests`), so a form that turns out too bold costs only its runs. The runtime alone is
+    leader's safer form comes before it and bolder ones after it: a fixed order keeps the full level as long as all
+    before were confirmed (`planned_tests`), so what turns out too bold costs only its runs. The runtime alone is
     last: where runs differ by far more than may be lost nothing is sure, and it computes what O0 does.
     """
-    numbers, times = _by_time(study, file, allowed)
+    numbers, standing = _by_time(study, file, allowed)
     if file.confirm.candidates > 1:
-        numbers = _with_forms(numbers, study.get_trials(deepcopy=False), times)
+        numbers = _with_forms(numbers, study, standing)
     by_number = {record.number: record for record in records}
-    as_o0 = [one for one in sorted(computing_as_o0(study)) if one in by_number and times.get(one, 1.0) < 1.0]
+    as_o0 = [one for one in sorted(computing_as_o0(study)) if one in by_number and standing.times.get(one, 1.0) < 1.0]
     return [by_number[number] for number in dict.fromkeys([*numbers, *as_o0])]
 
 
@@ -171,10 +171,8 @@ def first_contender(study: optuna.Study, file: StudyFile) -> int | None:
     return next(iter(_by_time(study, file)[0]), None)
 
 
-def _by_time(
-    study: optuna.Study, file: StudyFile, allowed: float | None = None
-) -> tuple[list[int], Mapping[int, float]]:
-    """Return the numbers of the trials that compete, and the times of all."""
+def _by_time(study: optuna.Study, file: StudyFile, allowed: float | None = None) -> tuple[list[int], Standing]:
+    """Return the numbers of the trials that compete, and how all stand."""
     standing, plain = standing_now(study, file, allowed), plain_standing(study, file, allowed).leader
     trials, remaining = study.get_trials(deepcopy=False), study.user_attrs.get(_REMAINING)
     numbers = sorted({*standing.ranking, *([] if plain is None else [plain])}, key=standing.times.__getitem__)
@@ -186,18 +184,41 @@ def _by_time(
     if remaining is not None:
         first, idle = int(remaining["number"]), remaining["idle"]
         if standing.sure.get(first, 0.0) > (_LIKELY if idle or file.confirm.candidates > 1 else SURE):
-            configs = {one: BoostConfig.from_dict(trials[one].user_attrs["config"]).leaves() for one in numbers}
-            free = [one for one in numbers if all(configs[one][path] == value for path, value in idle.items())]
-            numbers = [first, *(one for one in free if one != first)]
-    return numbers, standing.times
+            numbers = [first, *(one for one in _without(idle, numbers, trials) if one != first)]
+    return numbers, standing
 
 
-def _with_forms(numbers: list[int], trials: Sequence[FrozenTrial], times: Mapping[int, float]) -> list[int]:
-    """Return the trials, led by those forms of the first that are faster than O0, the slowest of them first."""
+def _without(idle: Mapping[str, Any], numbers: Iterable[int], trials: Sequence[FrozenTrial]) -> Iterator[int]:
+    """Yield the trials without a leader's idle parts."""
+    for number in numbers:
+        leaves = BoostConfig.from_dict(trials[number].user_attrs["config"]).leaves()
+        if all(leaves[path] == value for path, value in idle.items()):
+            yield number
+
+
+def _with_forms(numbers: list[int], study: optuna.Study, standing: Standing) -> list[int]:
+    """Return the trials, led by the first and its forms, of those that are faster than O0, the slowest of them first.
+
+    Where it has no bolder form, since there was no time, other trials that may keep the quality are tested after it.
+    """
+    trials, times = study.get_trials(deepcopy=False), standing.times
     forms = [one for one in trials if numbers and one.user_attrs.get(FORM_OF) == numbers[0]]
     known = {*numbers[:1], *(int(one.user_attrs.get("repeats", one.number)) for one in forms)}
     first = sorted((one for one in known if times.get(one, 1.0) < 1.0), key=lambda one: -times[one])
+    if first and first[-1] == numbers[0]:
+        first += _bolder(first[-1], list(_without(idle_values(study.user_attrs), standing.tried, trials)), standing)
     return [*first, *(number for number in numbers if number not in first)]
+
+
+def _bolder(number: int, others: Sequence[int], standing: Standing) -> Iterator[int]:
+    """Yield ever faster trials, each of which is expected to gain most beyond the one before."""
+
+    def gain(other: int) -> float:
+        return standing.sure[other] * math.log(standing.times[number] / standing.times[other])
+
+    while faster := [one for one in others if gain(one) > 0.0 and standing.sure[one] >= BOLD]:
+        number = max(faster, key=gain)
+        yield number
 
 
 def select(

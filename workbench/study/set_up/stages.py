@@ -215,7 +215,7 @@ def take_apart(search: Search, *, deadline: float | None) -> None:
     search.until(deadline)
     if forms_seconds > 0.0 and first is not None:
         with contextlib.suppress(OutOfTimeError):
-            attributor.train_forms(first, bolder=file.confirm.candidates > 2)
+            attributor.train_forms(first, file.confirm.candidates - 1)
         attributor.keep_forms(first)
 
 
