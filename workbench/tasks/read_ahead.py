@@ -115,7 +115,8 @@ def _reading_process(batches: Iterator[Any], turn: Lock | None) -> Iterator[Any]
         reader = handing_on(_Stream(batches, turn, os.getpid()), forked=True, prefetch_factor=_AHEAD)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)  # of fork
-            read = map(ForkingPickler.loads, reader)
+            stream = iter(reader)
+        read = (ForkingPickler.loads(batch) for batch in stream)
         first = next(read)
     except Exception as error:  # the source's own trouble comes back from `batches`, from where it can be seen
         traceback.clear_frames(error.__traceback__)  # in which torch keeps the error, and with it the process
