@@ -87,7 +87,7 @@ def test_what_looks_faster_than_the_export_is_said_not_to_be_sure() -> None:
     [sentence] = faster_untested(Choice("o1", taken, ""), SEARCHED, {1}, {})
     assert sentence == (
         "not trial 2 or 1 more, though faster in few runs (up to 5.00 x): that the quality holds in a confirmation is "
-        "7 to 40 % likely, and 90 % is asked."
+        "7 to 40 % likely, and 90 % is asked of a leader."
     )
     [alone] = faster_untested(Choice("o1", None, ""), [SEARCHED[4]], (), {})
     assert "not trial 5, though faster in few runs (up to 2.00 x)" in alone

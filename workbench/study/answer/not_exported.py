@@ -34,7 +34,7 @@ def faster_untested(
     idling = [one for one in faster if any(leaves.get(one.number, idle)[path] != value for path, value in idle.items())]
     ends = dict.fromkeys(f"{100 * end(one.chance for one in unsure):.0f}" for end in (min, max) if unsure)
     chance = f"that the quality holds in a confirmation is {' to '.join(ends)} % likely"
-    words = _though_faster(unsure, "in few runs", f"{chance}, and {100 * SURE:.0f} % is asked")
+    words = _though_faster(unsure, "in few runs", f"{chance}, and {100 * SURE:.0f} % is asked of a leader")
     return words + _though_faster(idling, "in the search", "a part of it was found to be no sure gain")
 
 

@@ -26,7 +26,7 @@ from workbench.study.ask.search_space import GIVEN
 from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import finished_baseline, metric_scale_of, steps_within
-from workbench.study.set_up.standing import BOLD, SURE, Standing, standing_now
+from workbench.study.set_up.standing import BOLD, LIKELY, SURE, Standing, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
 from workbench.study.store.stored_records import trials_of
 
@@ -35,7 +35,6 @@ _BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)
 
 FORM_OF = "form_of"  # user attribute of a trial: the one (its number) whose set-up it has, with another length
 _REMAINING = "remaining_set_up"
-_LIKELY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +176,13 @@ def _by_time(study: optuna.Study, file: StudyFile, allowed: float | None = None)
     trials, remaining = study.get_trials(deepcopy=False), study.user_attrs.get(_REMAINING)
     numbers = sorted({*standing.ranking, *([] if plain is None else [plain])}, key=standing.times.__getitem__)
     if standing.leader is None:
-        least = 0.0 if finds_steps_alone(study, file) else _LIKELY  # faster steps compute what O0's do
+        least = 0.0 if finds_steps_alone(study, file) else LIKELY  # faster steps compute what O0's do
         faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > least]
         likely = sorted(faster, key=lambda number: -standing.sure[number])[:1]
         numbers = list(dict.fromkeys([*likely, *numbers]))
     if remaining is not None:
         first, idle = int(remaining["number"]), remaining["idle"]
-        if standing.sure.get(first, 0.0) > (_LIKELY if idle or file.confirm.candidates > 1 else SURE):
+        if standing.sure.get(first, 0.0) > (LIKELY if idle or file.confirm.candidates > 1 else SURE):
             numbers = [first, *(one for one in _without(idle, numbers, trials) if one != first)]
     return numbers, standing
 

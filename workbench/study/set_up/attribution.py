@@ -31,7 +31,7 @@ from workbench.study.run.runner import end_if_over
 from workbench.study.set_up.parallel_lines import WIDEST, Runs, mean_of, parallel_lines
 from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import BOLD, MOST_SEEDS, SURE, standing_now
+from workbench.study.set_up.standing import BOLD, LIKELY, MOST_SEEDS, SURE, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.store.stored_records import allowed_drop_of
 
@@ -54,7 +54,6 @@ _NO_FACTOR = 0.005  # from 1, which is rounded away
 _BESIDE = ", "  # between the names of parts that were not measured one by one
 _SAFE = 0.99  # where a set-up keeps the quality as surely as that, no form of it has to be safer
 _SAFER, _SAFER_UNSURE = 1.12, 1.25  # how much longer a set-up's safer form is: where it is sure enough, and else
-_LIKELY = 0.5  # how probably the length that a set-up is expected to need suffices
 _SHORTEST_FORM, _SHORTEST = 0.5, 0.8  # of a set-up's length: a bolder form's, and what another one is expected to need
 
 
@@ -332,7 +331,7 @@ class Attributor:
         ratio = self._timed({**values, _LENGTH: min(length, 1.0)})[1].ratio * max(length, 1.0)
         return _Needed(ratio, spread, length, freedom, values, runs)
 
-    def _expected(self, values: Mapping[str, Any], sure: float = _LIKELY, shortest: float = _SHORTEST) -> _Needed:
+    def _expected(self, values: Mapping[str, Any], sure: float = LIKELY, shortest: float = _SHORTEST) -> _Needed:
         """Return what the regression expects a set-up to need, with a probability: at least a share of its length."""
         standing = standing_now(self.study, self.file)
         lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * shortest, 1.0, 32)

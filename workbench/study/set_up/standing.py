@@ -33,6 +33,7 @@ SEEDS = "seeds"  # attribute of a trial: the indices of its seeds, in the order 
 MOST_SEEDS = "most_seeds"  # attribute of a trial: on how many seeds it is trained at most; else the study's own number
 
 SURE = 0.9  # a plan leads only if it keeps the quality with at least this probability
+LIKELY = 0.5  # where nothing is that sure, what more probably keeps it than not is tested
 BOLD = 0.3  # a faster one is tested after it only if it does with at least this one
 # How far below the allowed drop the search aims, in standard errors of the confirmation. A plan there is confirmed four
 # times in five; with 2.0 it was three times in five, and one quickstart in three ended undecided.

@@ -25,7 +25,7 @@ from workbench.study.ask.sections import TARGETS
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import plain, read_record
 from workbench.study.run.objective import finished_baseline
-from workbench.study.set_up.standing import Standing, TrainedPlan, standing_of
+from workbench.study.set_up.standing import LIKELY, Standing, TrainedPlan, standing_of
 from workbench.study.set_up.total_time import compile_seconds
 from workbench.study.store.stored_records import allowed_drop_of, keep
 
@@ -35,7 +35,6 @@ _STORED = "tuned_plain_beside"
 _LENGTH = "schedule.length"
 _SHORTEST, _N_LENGTHS, _N_RATES = 0.1, 24, 9
 _FIRST_LENGTHS = (0.6, 0.5, 0.4)
-_LIKELY = 0.5
 _MOST_PAIRS = 10
 _FEWEST_PAIRS = 5  # an interval from fewer spans everything where a machine is busy, and the predicted time is better
 _ERROR = 0.025  # of each end of the interval of a ratio of times
@@ -59,7 +58,7 @@ def plain_standing(
 def best_plain(study: optuna.Study, file: StudyFile) -> int | None:
     """Return the trial of tuned plain that is fastest among those that keep the quality; None where none does."""
     standing = plain_standing(study, file)
-    likely = [number for number, sure in standing.sure.items() if sure >= _LIKELY and standing.times[number] < 1.0]
+    likely = [number for number, sure in standing.sure.items() if sure >= LIKELY and standing.times[number] < 1.0]
     return standing.leader if standing.leader is not None else min(likely, key=standing.times.__getitem__, default=None)
 
 
