@@ -371,6 +371,28 @@ def test_a_test_that_the_time_cuts_is_read_there_and_goes_on_later(
     assert test["looks"] == [[7, 0.005], [8, 0.035]]
 
 
+def test_the_pairs_that_are_trained_when_time_runs_out_count_for_every_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are trained in turn, eight pairs are planned, and the seventh ends after the deadline."""
+
+    class LateAtLast(Busy):
+        now = 0.0
+
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            self.now += outcome.seconds + 4.0 * (job.seed > 1005)
+            return outcome
+
+    experimenter, study = LateAtLast(tmp_path, {0.5: -0.01, 0.7: -0.01}, noise=0.004), new_study()
+    monkeypatch.setattr(time, "monotonic", lambda: experimenter.now)
+    faster = contender(2, 0.7)
+    pool = [contender(1, 0.5), replace(faster, trial=replace(faster.trial, relative_step_time=0.7))]
+    records = judge_timed(experimenter, pool, study, deadline=34.0)
+    assert experimenter.now > 34.0
+    assert [(one.n_seeds, one.verdict) for one in records] == [(7, Verdict.CONFIRMED)] * 2
+
+
 class Clocked(Scripted):
     """Moves a clock by what runs take: two seconds each, and as much beside what counts as theirs."""
 

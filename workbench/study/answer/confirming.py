@@ -189,7 +189,7 @@ class Confirmation(ConfirmationRounds):
         """Return how many pairs the time allows: a pair takes the time of its missing runs, at one of the places."""
         assert self.deadline is not None
         keys = self._trained_together(contender)
-        left = _SHARE_OF_TIME * (self.deadline - time.monotonic())
+        left = _SHARE_OF_TIME * max(self.deadline - time.monotonic(), 0.0)  # what is trained takes none
         busy = [0.0] * places(self.trainers, keys.values())  # seconds that each place has to train
         if not sum(self.seconds_of_run(key) for key in keys) > 0.0:
             return n_wanted
