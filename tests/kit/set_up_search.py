@@ -67,6 +67,7 @@ name = "none"
 {choices}
 [space]
 "schedule.length" = {{low = 0.1, high = 0.9}}
+"batch.factor" = [1.0, 2.0, 4.0]
 """
 LINEAR = '"schedule.shape" = ["linear"]'
 USUAL = {"space": LINEAR + '\n"batch.factor" = [1.0, 2.0]', "allowed": ALLOWED, "set_up": "", "n_trials": 14}

@@ -325,6 +325,22 @@ def test_gradients_tell_a_mistake_that_losses_do_not_show() -> None:
     assert gradient_agrees(wanted * torch.nan, wanted, "bfloat16") != ""
 
 
+def test_gradients_of_complex_weights_are_compared_whole() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(108, 2, dtype=torch.cfloat))
+
+        def forward(self, images: Tensor) -> Tensor:
+            return (images.flatten(1).to(torch.cfloat) @ self.weight.mul(1j).exp()).imag
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns where an imaginary part is lost
+        found = gradient_of(replace(image_task(), model=Turned))
+    assert found.shape == (108 * 2 * 2,)
+    assert found[1::2].abs().min() > 0.0
+
+
 def test_a_network_with_dropout_agrees_in_another_layout_where_it_drops_other_elements() -> None:
     def dropping() -> nn.Module:
         made = net()

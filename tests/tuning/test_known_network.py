@@ -9,10 +9,12 @@ from pathlib import Path
 import optuna
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from tests.experiments.small_tasks import small_task
 from tests.kit.fake_runner import STUDY, FakeRunner, making, tuned, write_study
+from tests.kit.tasks import task_of
 from workbench.api import tune as tune_task
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.study import read_result, tune
@@ -139,6 +141,19 @@ def test_batches_that_cannot_be_regrouped_are_not_searched_in_a_file_written_by_
     assert [one.path for one in file.on_network(known).dimensions] == ["schedule.length"]
     assert f"`batch.factor` is not searched, because {why}." in file.on_network(known).not_drawn()
     assert len(file.on_network(replace(known, no_merging="")).dimensions) == 2
+
+
+def test_batches_that_the_loader_s_own_collate_fn_makes_larger_are_searched() -> None:
+    """As those of a loss that gets the targets of all texts in one row, whose length is none of the batch's."""
+
+    def one_row(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        return {"x": torch.stack([x for x, _ in samples]), "targets": torch.cat([target for _, target in samples])}
+
+    texts = [(torch.ones(4), torch.ones(length)) for length in (1, 2, 3, 1, 2, 3)]
+    made = [one_row(texts)]
+    task = task_of(lambda: nn.Linear(4, 1), made, loss=lambda model, batch: model(batch["x"]).mean())
+    assert "which cannot be divided among them" in network_facts(task).no_merging
+    assert network_facts(replace(task, train=DataLoader(texts, 2, collate_fn=one_row))).no_merging == ""
 
 
 def test_a_real_task_is_looked_at_once_and_kept_with_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,23 @@ def test_a_process_that_reads_is_tried_before_the_layout_and_after_it(alone: flo
 LAYOUTS = '"runtime.memory_format" = ["contiguous", "channels_last"]'
 
 
+@pytest.mark.parametrize("searched", [True, False])
+def test_larger_batches_have_a_say_where_they_are_searched(searched: bool, tmp_path: Path) -> None:
+    class Runner(TimedRunner):
+        def ratio(self, leaves: Mapping[str, Any]) -> float:
+            is_larger, is_laid_out = leaves["batch.factor"] > 1.0, leaves["runtime.memory_format"] == "channels_last"
+            return (0.4 if is_larger else 1.1) if is_laid_out else 1.0
+
+    text = RUNTIME_STUDY.format(choices=LAYOUTS)
+    if not searched:
+        text = text.replace('"batch.factor" = [1.0, 2.0, 4.0]\n', "")
+    runner, study = Runner(tmp_path, {}, "", lambda: None), optuna.create_study()
+    choose_runtime(StepTimes(study, parse_study(text), runner))
+    chosen = study.user_attrs["runtime_choice"]["values"].get("runtime.memory_format")
+    assert chosen == ("channels_last" if searched else None)
+    assert {one.leaves()["batch.factor"] for one in runner.configs} == ({1.0, 4.0} if searched else {1.0})
+
+
 @pytest.mark.parametrize(
     ("choices", "factors"),
     [

@@ -95,10 +95,17 @@ class FirstBatch:
     Args:
         loss: Gives the loss of a network for a batch.
         read: Gives the batch, on the model's device; called once, when it is first needed.
+        to_join: Gives it in the form in which several batches are made one, where that is another.
     """
 
-    def __init__(self, loss: Callable[[nn.Module, Any], Tensor], read: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        loss: Callable[[nn.Module, Any], Tensor],
+        read: Callable[[], Any],
+        to_join: Callable[[], Any] | None = None,
+    ) -> None:
         self.loss, self.first = loss, functools.cache(read)
+        self.to_join = to_join or self.first
 
     def __call__(self, network: nn.Module) -> None:
         """Call a network with the batch."""

@@ -21,6 +21,7 @@ from workbench.config import BoostConfig
 from workbench.core.own_generators import kept_generators
 from workbench.core.torch_internals import BatchNorm
 from workbench.core.wrapped_model import unwrapped
+from workbench.loss_scale.gradient_statistics import real_values
 from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed
 from workbench.training.pass_graphs import PASSES_BEFORE
@@ -70,7 +71,7 @@ def first_gradient(
 ) -> Tensor:
     """Return the unscaled gradient of the first batch's loss at the weights that a run begins with, float32 ``[n]``.
 
-    Without dropout. With ``redraw`` the random numbers are others.
+    A complex number counts as two. Without dropout. With ``redraw`` the random numbers are others.
     """
     with _begun(task, config, level, seed, device, redraw) as prepared:
         boosted, batch = prepared.boosted, next(iter(prepared.batches(seed)))
@@ -87,7 +88,8 @@ def first_gradient(
             else:
                 carried = 1.0 / boosted.window.n_steps
         gradients = [p.grad for p in unwrapped(boosted.model).parameters() if p.grad is not None]
-        return torch.cat([gradient.detach().to_dense().cpu().float().reshape(-1) for gradient in gradients]) / carried
+        parts = [real_values(gradient.detach().to_dense()).cpu().float().reshape(-1) for gradient in gradients]
+        return torch.cat(parts) / carried
 
 
 @contextlib.contextmanager

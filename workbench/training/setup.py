@@ -18,6 +18,7 @@ from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
 from workbench.core.own_generators import kept_generators, own_generators, seed_generators
+from workbench.methods.batch.own_collate import uncollated
 from workbench.methods.protocol import FirstBatch
 from workbench.methods.runtime.section import Reading
 from workbench.runs import collect_environment
@@ -82,7 +83,13 @@ def callers_generators(device: torch.device) -> Iterator[None]:
 
 def first_batch(task: Task, seed: int, device: torch.device) -> FirstBatch:
     """Return a call of a network as the task makes it, with its first batch, which is opened then."""
-    return FirstBatch(task.with_own_loss().compute_loss, lambda: move_batch(next(task.batches(seed)), device))
+    loss, to_join = task.with_own_loss().compute_loss, lambda: next(batches_to_join(task, seed))
+    return FirstBatch(loss, lambda: move_batch(next(task.batches(seed)), device), to_join)
+
+
+def batches_to_join(task: Task, seed: int) -> Iterator[Any]:
+    """Yield a task's batches in the form in which the batch method makes several of them one."""
+    return replace(task, train=with_loader(task.train, uncollated)).batches(seed)
 
 
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:

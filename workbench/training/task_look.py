@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -29,17 +29,15 @@ from workbench.core.text import first_line
 from workbench.core.torch_internals import BatchNorm, has_fused_kernel
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import concatenated, why_not_merged
-from workbench.methods.batch.own_collate import uncollated
 from workbench.methods.facts import facts_of_copies
 from workbench.methods.schedule.method import StandIn, has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
-from workbench.tasks.batches import with_loader
 from workbench.tasks.reading import quicker_reading
 from workbench.tasks.stoppable_task import StoppedError
 from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.loop import training_loop
-from workbench.training.setup import Prepared, first_batch, prepare
+from workbench.training.setup import Prepared, batches_to_join, first_batch, prepare
 from workbench.training.step_counts import StepCounts
 
 _TIMED_STEPS = 4
@@ -150,7 +148,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
 
 def _why_not_at_once(task: Task, model: nn.Module, seed: int) -> str:
     """Return why batches cannot be put together and trained on as one, to stand after "because"; else empty."""
-    batches = list(islice(replace(task, train=with_loader(task.train, uncollated)).batches(seed), _MERGED))
+    batches = list(islice(batches_to_join(task, seed), _MERGED))
     if why_not := why_not_merged(batches):
         return why_not
     try:

@@ -174,7 +174,7 @@ class BatchMethod(Method):
         """Return why batches cannot be concatenated, as far as one shows; what is asked for is refused in training."""
         if config is not None or not isinstance(example_inputs, FirstBatch):
             return {}
-        return {"no_merging": why_not_merged([example_inputs.first()] * 2)}
+        return {"no_merging": why_not_merged([example_inputs.to_join()] * 2)}
 
     def reshape(self, preparation: Preparation) -> None:
         """Multiply the rates, before anything wraps the optimizer."""

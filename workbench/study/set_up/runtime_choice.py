@@ -1,10 +1,10 @@
 """The first stage: what changes a run's time and not its question (compiler, memory format, number format).
 
 What the study names is timed beside the baseline, with the loader's batches and with four of them at once, since
-layout and precision interact with the batch; with the loader's alone where nothing else is searched, or where the task
-as given can do no more, because its batches cannot be put together or memory is full. The fastest whose losses and
-gradient are the baseline's within rounding (`workbench.training.agreement`) becomes the ground that every later plan
-starts from.
+layout and precision interact with the batch; with the loader's alone where no larger ones are searched, or where the
+task as given can do no more, because its batches cannot be put together or memory is full. The fastest whose losses
+and gradient are the baseline's within rounding (`workbench.training.agreement`) becomes the ground that every later
+plan starts from.
 """
 
 from __future__ import annotations
@@ -177,10 +177,10 @@ class _RuntimeTiming:
         self._times, self._end, self._file = times, end, times.file
         self._base = self._file.base_config().with_values({"boost.mode": "disable_all"})
         self._device = devices.select_device(self._file.study.device)
-        alone = self._file.finds_steps_alone
-        self._factors = _BATCH_FACTORS[:1] if alone else _BATCH_FACTORS
+        is_enlarged = any(one.path == "batch.factor" for one in self._file.dimensions)
+        self._factors = _BATCH_FACTORS if is_enlarged else _BATCH_FACTORS[:1]
         # The shorter a run is, the more compiling has to save.
-        self._length = 1.0 if alone else EXPECTED_TIME
+        self._length = 1.0 if self._file.finds_steps_alone else EXPECTED_TIME
         self._has_bfloat16 = devices.has_fast_bfloat16(self._device)
 
     def changes(self, values: Mapping[str, Any]) -> bool:
