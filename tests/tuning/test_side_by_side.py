@@ -118,6 +118,7 @@ class Mortal(FakeRunner):
     """Dies of seed 13 once, as if killed by the system, and of seed 14 each time; fails with seed 15.
 
     With seed 16 it notes how a process of its own would begin, with seed 17 it warns, and of seed 18 it fails, too.
+    With seed 19 it leaves a process running, as a loader does that keeps its workers.
     """
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
@@ -134,6 +135,10 @@ class Mortal(FakeRunner):
             warnings.warn("an unlucky number", FutureWarning, stacklevel=1)
         if job.seed == 18:
             raise ValueError("an odd batch")
+        if job.seed == 19:
+            worker = multiprocessing.Process(target=time.sleep, args=(60.0,), daemon=True)
+            worker.start()
+            self.log(f"worker {worker.pid}")
         return super().run(job, monitor)
 
 
@@ -172,8 +177,11 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
         assert f"begins by {multiprocessing.get_start_method()}" in calls(tmp_path)
         assert isinstance(trainer, ProcessTrainer)
         assert isinstance(other, ProcessTrainer)
+        trainer.run(job(19))
         processes = [trainer.process, other.process]
     assert not any(process is None or process.is_alive() for process in processes)
+    (worker,) = (int(line.split()[1]) for line in calls(tmp_path) if line.startswith("worker"))
+    assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
 
 
 IS_KILLED = """

@@ -280,6 +280,7 @@ def _serve(
     asker: Mapping[str, Any],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
+    signal.signal(signal.SIGTERM, _end_at_once)
     threading.Thread(target=_end_with, args=(asker,), name="parent watch", daemon=True).start()
     os.environ.clear()  # it is that of the fork server, from when that was started
     os.environ.update(environment)
@@ -345,7 +346,21 @@ def _end_with(asker: Mapping[str, Any]) -> None:
     """
     while not has_ended(asker):
         time.sleep(_LOOK_SECONDS)
+    _end_children()
     os._exit(1)
+
+
+def _end_at_once(number: int, _: object) -> None:
+    """End this process by a signal, as it would end by itself, and with it what reads for it."""
+    _end_children()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
+def _end_children() -> None:
+    """End a loader's workers: by themselves they would seconds later, with a word on the asker's temporary folder."""
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def core_share(cores: Sequence[int], index: int, n_workers: int) -> list[int]:
