@@ -895,11 +895,24 @@ def test_a_leader_gets_its_forms_though_its_parts_take_all_their_time_and_no_saf
 
     monkeypatch.setattr(Attributor, "without_idle_parts", take_all_the_time)
     runner = SurfaceRunner(tmp_path, noise=noise, truth=lambda _: 0.9, trained=clock.trained)
-    with begun_with(runner, candidates=candidates) as (_, study, search):
+    with begun_with(runner, candidates=candidates) as (file, study, search):
         number = search.run_given({**BETTER, "schedule.length": 0.85}, {"n_seeds": 4})  # half of today's time
-        take_apart(search, deadline=time.monotonic() + 100.0)  # a run of today's takes four
+        times = Timetable(study, file, time.monotonic() + 300.0, 300.0)
+        take_apart(search, times, deadline=time.monotonic() + 100.0)  # a run of today's takes four
         purposes = [one.user_attrs.get("purpose") for one in study.get_trials(deepcopy=False)]
     assert [one for one in purposes if one] == [f"trial {number}, {form}" for form in forms]
+
+
+@pytest.mark.parametrize(("left", "n_forms"), [(100.0, 2), (40.0, 0)], ids=["", "that of the least test"])
+def test_forms_have_time_of_their_own_though_the_search_has_used_it_up(
+    left: float, n_forms: int, tmp_path: Path, clock: Clock
+) -> None:
+    runner = SurfaceRunner(tmp_path, noise=0.018, truth=lambda _: 0.9, trained=clock.trained)
+    with begun_with(runner, candidates=3) as (file, study, search):
+        number = search.run_given({**BETTER, "schedule.length": 0.85}, {"n_seeds": 4})
+        take_apart(search, Timetable(study, file, time.monotonic() + left, 300.0), deadline=time.monotonic())
+        done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+    assert sum(one.user_attrs.get(FORM_OF) == number for one in done) == n_forms
 
 
 @pytest.mark.slow

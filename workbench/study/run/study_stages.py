@@ -125,7 +125,7 @@ class StudyStages:
             guard.limits.deadline = moment
             settle(search, times, deadline=moment)
             self.watch.phase("attribution")
-            take_apart(search, deadline=times.before_a_test(moment) if self._compete() else moment)
+            take_apart(search, times, deadline=moment)
             if moment in ends[-2:] and not self._compete():
                 guard.limits.deadline = self.deadline
                 try_runtime_alone(search, however_little=True)

@@ -197,14 +197,17 @@ def settle(search: Search, times: Timetable, *, deadline: float | None) -> None:
             return
 
 
-def take_apart(search: Search, *, deadline: float | None) -> None:
+def take_apart(search: Search, times: Timetable, *, deadline: float | None) -> None:
     """Find out where the leader's gain comes from, let it compete without what is no gain, and train its safer form.
 
     If three are confirmed, it gets a bolder form, too. If nothing leads, the plan that most probably keeps the quality
-    gets these forms.
+    gets these forms. They have their time even if the search has used it up: the confirmation, whose time counts on
+    them, is shorter without them by far more.
     """
     study, file = search.study, search.file
     leader, forms_seconds = standing_now(study, file).leader, _forms_seconds(study, file)
+    if first_contender(study, file) is not None:
+        deadline = times.before_a_test(deadline)
     before = None if deadline is None else deadline - forms_seconds  # the forms are trained last
     search.until(before)
     attributor = Attributor(study, file, search.step_times(), search.run_given, before)
@@ -212,8 +215,8 @@ def take_apart(search: Search, *, deadline: float | None) -> None:
         attributor.without_idle_parts(leader)
     # What the attribution trained may have changed who leads.
     first = first_contender(study, file)
-    search.until(deadline)
     if forms_seconds > 0.0 and first is not None:
+        search.until(times.before_a_test(None if deadline is None else max(deadline, time.monotonic() + forms_seconds)))
         with contextlib.suppress(OutOfTimeError):
             attributor.train_forms(first, file.confirm.candidates - 1)
         attributor.keep_forms(first)
