@@ -258,7 +258,8 @@ def tune(
             ``if __name__ == "__main__":``. A task that only this program knows is trained in this process alone.
         storage: Optuna storage URL; None is SQLite beside the study.
         warm_start: Earlier studies or boost_config.json files whose best set-ups are tried first.
-        on_progress: Called as the study goes on; None prints a line that moves where a model is given.
+        on_progress: Called as the study goes on; where a model is given None prints a line that moves, or lines
+            into a file.
         on_note: Called with what is left out of a task's study and why, and what the time allows; None prints it where
             a model is given.
         stop: Asked at every step, also from another thread than the main one; True ends the study as Ctrl-C would.

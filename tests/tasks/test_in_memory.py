@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,15 +121,16 @@ def test_arguments_about_a_model_do_not_go_with_a_study(tmp_path: Path) -> None:
         workbench.tune(tmp_path, loss=nn.CrossEntropyLoss())
 
 
-def test_progress_is_one_line_per_phase(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("moves", [True, False], ids=["on a terminal", "into a file"])
+def test_progress_is_one_line_per_phase(
+    moves: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: moves)
     line = ProgressLine()
     for phase, done in (("search", 1.0), ("search", 2.0), ("confirm", 0.0)):
         line(TuneProgress(phase, done, 4.0, 150.0, "trial 1"))
-    assert capsys.readouterr().out.split("\r") == [
-        "",
-        "search: 1 of 4, 2.5 min left, leading trial 1\n",
-        "confirm: 0 of 4, 2.5 min left, leading trial 1",
-    ]
+    shown = "search: 1 of 4, 2.5 min left, leading trial 1\n", "confirm: 0 of 4, 2.5 min left, leading trial 1"
+    assert capsys.readouterr().out == ("".join(f"\r{one}" for one in shown) if moves else "".join((*shown, "\n")))
 
 
 def test_the_look_at_a_task_is_part_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

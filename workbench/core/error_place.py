@@ -6,12 +6,13 @@ An error that is raised again in another process has no traceback there; what th
 from __future__ import annotations
 
 import functools
-import sys
 import sysconfig
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from workbench.core.ipython_shell import ipython_shell
 
 _PACKAGE = Path(__file__).parents[1]
 _KEPT = "_came_from"  # attribute of an error that came from another process
@@ -84,8 +85,7 @@ def what_and_where(error: BaseException) -> str:
 
 def line_of(number: int, filename: str) -> str:
     """Return ``" (line 7 of file.py)"``; a cell of a notebook has the name that its own tracebacks give it."""
-    ipython = sys.modules.get("IPython")  # where it was never imported there is no cell
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = ipython_shell()
     cell = shell.compile.format_code_name(filename) if shell is not None else None
     return f" (line {number} of {' '.join(cell) if cell else filename})"
 

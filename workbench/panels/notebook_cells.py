@@ -6,10 +6,11 @@ until they are closed.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING
+
+from workbench.core.ipython_shell import ipython_shell
 
 if TYPE_CHECKING:
     from workbench.panels.panel import Panel
@@ -20,9 +21,7 @@ _panels: dict[str, tuple[str, weakref.WeakSet[Panel]]] = {}  # cell -> (its exec
 
 def current_cell() -> tuple[str, str] | None:
     """Return the identities of the cell being executed and of this execution; None outside a cell."""
-    ipython = sys.modules.get("IPython")  # where it was never imported there is no cell
-    shell = ipython.get_ipython() if ipython is not None else None
-    kernel = getattr(shell, "kernel", None)
+    kernel = getattr(ipython_shell(), "kernel", None)
     if kernel is None:
         return None
     parent = kernel.get_parent("shell") or {}

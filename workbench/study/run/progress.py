@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import optuna
 from optuna.trial import FrozenTrial
 
+from workbench.core.ipython_shell import ipython_shell
 from workbench.core.records import TrialRecord, timed_per
 from workbench.core.text import format_duration
 from workbench.study.answer.notes import Notes
@@ -25,6 +27,8 @@ from workbench.study.store.study_storage import seconds_of
 
 _DECIDING = frozenset({"confirm", "export"})
 """Phases in which the search's leader is no longer news: they decide what is exported."""
+
+_LINE_SECONDS = 10.0  # between two lines of a phase that stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +50,19 @@ class TuneProgress:
 
 
 class ProgressLine:
-    """Prints how far a study has got, in one line that is overwritten, at most once a second."""
+    """Prints how far a study has got: in one line that is overwritten, or into a file or a pipe a line now and then."""
 
     def __init__(self) -> None:
         self._shown, self._width, self._phase = -math.inf, 0, ""
 
     def __call__(self, progress: TuneProgress) -> None:
         """Show the progress; each phase begins a new line."""
-        if progress.phase == self._phase and time.monotonic() - self._shown < 1.0:
+        moves = sys.stdout.isatty() or ipython_shell() is not None
+        if progress.phase == self._phase and time.monotonic() - self._shown < (1.0 if moves else _LINE_SECONDS):
             return
         begin = "" if progress.phase == self._phase else "\n" * bool(self._phase)
         line = str(progress)
-        print(f"{begin}\r{line.ljust(self._width)}", end="", flush=True)
+        print(f"{begin}\r{line.ljust(self._width)}" if moves else line, end="" if moves else "\n", flush=True)
         self._shown, self._width, self._phase = time.monotonic(), len(line), progress.phase
 
 
