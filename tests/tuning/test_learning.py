@@ -69,25 +69,30 @@ def test_in_a_small_part_of_a_long_training_little_is_learned_and_that_is_no_fau
     assert "All this in runs of 100 of today's 50000 batches." in result.candidates[0].sentence
 
 
-def hardly_learning(directory: Path, gain: float) -> SurfaceRunner:
+def hardly_learning(directory: Path, gain: float, noise: float = 0.001) -> SurfaceRunner:
     """Return what trains to 0.9 or so from a little less."""
 
     def trained(job: TrainJob, run: Trained) -> Trained:
         return replace(run, untrained=run.metric - gain) if job.also_untrained else run
 
-    return SurfaceRunner(directory, noise=0.001, trained=trained)
+    return SurfaceRunner(directory, noise=noise, trained=trained)
 
 
 @pytest.mark.parametrize(
-    ("gain", "told"),
-    [(0.001, "learns nothing in 200 batches"), (0.018, "learns less than may be lost"), (0.3, "")],
-    ids=["nothing", "less than the drop", "more"],
+    ("gain", "noise", "told"),
+    [
+        (0.001, 0.001, "learns nothing in 200 batches"),
+        (0.018, 0.001, "learns less than may be lost"),
+        (0.03, 0.03, " points apart from seed to seed), and without learning it has "),
+        (0.3, 0.001, ""),
+    ],
+    ids=["nothing", "less than the drop", "less than its seeds differ by", "more"],
 )
 def test_a_search_for_the_fastest_set_up_ends_where_no_training_is_needed(
-    tmp_path: Path, gain: float, told: str
+    tmp_path: Path, gain: float, noise: float, told: str
 ) -> None:
     folder = set_up_search.write(tmp_path / "s", n_trials=3, plain_runs=2, **set_up_search.SEARCH_ALONE)
-    result = set_up_search.run(folder, hardly_learning(folder, gain))
+    result = set_up_search.run(folder, hardly_learning(folder, gain, noise))
     assert (len(result.trials) == 1) is bool(told)
     assert (result.choices["o1"].candidate is None) is bool(told)
     assert told in result.doubt

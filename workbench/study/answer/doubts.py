@@ -29,11 +29,13 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
     metric = metric_scale_of(attributes)
     gain = metric_deficit(trained.metric, trained.untrained, higher_is_better=metric.higher_is_better)
     drop = allowed_drop_of(attributes)
-    luck = _DEVIATIONS * float(trial.user_attrs.get("spread", 0.0))
+    spread = float(trial.user_attrs.get("spread", 0.0))
+    luck = _DEVIATIONS * spread
     if not math.isfinite(gain) or gain > max(drop, luck):
         return ""
+    apart = f" ({metric.difference_text(spread)} apart from seed to seed)" if gain > drop else ""
     ends = (
-        f"ends with {metric.name} {metric.value_text(trained.metric)}, and without learning it has "
+        f"ends with {metric.name} {metric.value_text(trained.metric)}{apart}, and without learning it has "
         f"{metric.value_text(trained.untrained)}"
     )
     budget, today = file.study.budget_steps, file.set_up.todays_steps
