@@ -649,6 +649,7 @@ class Weighed(nn.MSELoss):
 @pytest.mark.parametrize("is_held", [False, True])
 def test_weights_of_a_loss_that_nobody_trains_are_named(is_held: bool) -> None:
     loss = Weighed()
+    loss.teacher(torch.ones(2)).sum().backward()  # it has just been trained by itself
 
     def optimizer(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Adam:
         return torch.optim.Adam([*named, *([("weight", loss.weight)] if is_held else [])], lr=0.01)

@@ -180,7 +180,7 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
     prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=max(steps, n_steps))
     batches = prepared.batches(seed)
     model, precision = unwrapped(prepared.boosted.model), prepared.boosted.precision
-    counts = StepCounts(model)
+    counts, before = StepCounts(model), _gradients(prepared.task.loss)
     loop = training_loop(prepared.boosted, prepared.task.compute_loss, batches, steps=n_steps)
     found = {most: _least_seconds(loop, device)}
     with devices.kept_threads():
@@ -196,7 +196,7 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
     evaluate(task, model, device, precision, seed)
     seconds = time.perf_counter() - began
     counted = _counted(task, counts, steps / n_steps, lambda: evaluate(task, model, device, precision, seed))
-    return found, seconds, _untrained(prepared.task.loss, prepared.boosted.optimizer), counted
+    return found, seconds, _untrained(prepared.task.loss, before, prepared.boosted.optimizer), counted
 
 
 def _refuse_updates_in_the_loss(prepared: Prepared, batch: Any) -> None:
@@ -256,11 +256,17 @@ def _counted(task: Task, counts: StepCounts, share: float, judge: Callable[[], f
     )
 
 
-def _untrained(loss: Any, optimizer: Optimizer) -> str:
+def _gradients(loss: Any) -> dict[str, tuple[Tensor, float]]:
+    """Return which parameters of a loss have gradients, by name, and of which sum: a teacher may come with some."""
+    named = loss.named_parameters() if isinstance(loss, nn.Module) else ()
+    return {name: (one, _sum(one.grad)) for name, one in named if one.grad is not None}
+
+
+def _untrained(loss: Any, before: Mapping[str, tuple[Tensor, float]], optimizer: Optimizer) -> str:
     """Say which parameters of a loss got gradients in training that its optimizer does not use; else empty."""
     held = set(held_parameters(optimizer))
-    named = loss.named_parameters() if isinstance(loss, nn.Module) else ()
-    names = [name for name, parameter in named if parameter.grad is not None and parameter not in held]
+    had = {name: value for name, (_, value) in before.items()}
+    names = [name for name, (one, value) in _gradients(loss).items() if one not in held and value != had.get(name)]
     if not names:
         return ""
     return (
