@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+import torch
 from pyarrow import parquet
 
 from tests.cli.conftest import TASK, Command
@@ -365,6 +366,12 @@ def test_half_a_character_ends_in_a_sentence(name: str, study: Path, workbench: 
         sentence = workbench("validate", name).refused()
     assert name in sentence
     sentence.encode()
+
+
+def test_a_last_batch_of_one_sample_may_be_dropped() -> None:
+    with pytest.raises(ValueError, match="more than 1 value") as failed:
+        torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
+    assert sentence_of(failed.value).partition(" (line ")[0].endswith("drop_last=True leaves it out)")
 
 
 def test_of_a_compiler_s_thousand_lines_the_first_and_the_last_are_said() -> None:

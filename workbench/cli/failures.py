@@ -29,6 +29,7 @@ INTERRUPTED = 130
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError)
 
 _LONGEST = 600  # characters of what an error of others says
+_ONE_SAMPLE = "Expected more than 1 value per channel"  # torch's batch norms
 
 # What the system's loader, torch and threads say when there is no memory left.
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new thread")
@@ -111,6 +112,8 @@ def _sentence(error: BaseException) -> str:
         )
     if is_out_of_memory(error):
         what += " (make the task's batches smaller; accumulation over several of them keeps the update the same)"
+    if _ONE_SAMPLE in str(error):
+        what += " (has the loader's last batch one sample? drop_last=True leaves it out)"
     if origin.part:
         return f"task {origin.task!r}: {origin.part} failed: {what}{origin.line}"
     if _is_system(error):
