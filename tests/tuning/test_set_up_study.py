@@ -50,6 +50,7 @@ from workbench.study.set_up.stages import (
     settle,
     stage_ends,
     take_apart,
+    train_forms,
 )
 from workbench.study.set_up.standing import BOLD, MOST_SEEDS, baseline_metrics, standing_now
 from workbench.study.set_up.tuned_plain import PLAIN
@@ -895,10 +896,11 @@ def test_a_leader_gets_its_forms_though_its_parts_take_all_their_time_and_no_saf
 
     monkeypatch.setattr(Attributor, "without_idle_parts", take_all_the_time)
     runner = SurfaceRunner(tmp_path, noise=noise, truth=lambda _: 0.9, trained=clock.trained)
-    with begun_with(runner, candidates=candidates) as (file, study, search):
+    with begun_with(runner, candidates=candidates) as (_, study, search):
         number = search.run_given({**BETTER, "schedule.length": 0.85}, {"n_seeds": 4})  # half of today's time
-        times = Timetable(study, file, time.monotonic() + 300.0, 300.0)
-        take_apart(search, times, deadline=time.monotonic() + 100.0)  # a run of today's takes four
+        end = time.monotonic() + 100.0  # a run of today's takes four
+        take_apart(search, deadline=end)
+        train_forms(search, deadline=end)
         purposes = [one.user_attrs.get("purpose") for one in study.get_trials(deepcopy=False)]
     assert [one for one in purposes if one] == [f"trial {number}, {form}" for form in forms]
 
@@ -910,9 +912,27 @@ def test_forms_have_time_of_their_own_though_the_search_has_used_it_up(
     runner = SurfaceRunner(tmp_path, noise=0.018, truth=lambda _: 0.9, trained=clock.trained)
     with begun_with(runner, candidates=3) as (file, study, search):
         number = search.run_given({**BETTER, "schedule.length": 0.85}, {"n_seeds": 4})
-        take_apart(search, Timetable(study, file, time.monotonic() + left, 300.0), deadline=time.monotonic())
+        times = Timetable(study, file, time.monotonic() + left, 300.0)
+        train_forms(search, deadline=times.ends_of_forms(time.monotonic()))
         done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     assert sum(one.user_attrs.get(FORM_OF) == number for one in done) == n_forms
+
+
+@pytest.mark.slow
+def test_a_search_whose_runs_take_longer_than_expected_trains_the_forms_that_its_verdict_counts_on(
+    tmp_path: Path, clock: Clock
+) -> None:
+    def slower(job: TrainJob, run: Trained) -> Trained:
+        clock.now += 0.5 * run.seconds * (job.seed < 1000)
+        return clock.trained(job, run)
+
+    folder = write(tmp_path / "study", **FORMS, candidates=3, n_trials=1000)
+    text = (folder / "study.toml").read_text().replace("[allowed_drop]", "timeout_seconds = 200.0\n[allowed_drop]")
+    (folder / "study.toml").write_text(text)
+    result = run(folder, SurfaceRunner(folder, noise=0.006, seed=6, trained=slower))
+    forms = [trial.state for trial in stored_trials(folder) if FORM_OF in trial.user_attrs]
+    assert forms == [optuna.trial.TrialState.COMPLETE] * 2
+    assert len(result.candidates) == 3
 
 
 @pytest.mark.slow

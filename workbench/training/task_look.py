@@ -180,7 +180,7 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
     prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=max(steps, n_steps))
     batches = prepared.batches(seed)
     model, precision = unwrapped(prepared.boosted.model), prepared.boosted.precision
-    counts, before = StepCounts(model), _gradients(prepared.task.loss)
+    counts, before = StepCounts(model), _gradient_sums(prepared.task.loss)
     loop = training_loop(prepared.boosted, prepared.task.compute_loss, batches, steps=n_steps)
     found = {most: _least_seconds(loop, device)}
     with devices.kept_threads():
@@ -256,17 +256,17 @@ def _counted(task: Task, counts: StepCounts, share: float, judge: Callable[[], f
     )
 
 
-def _gradients(loss: Any) -> dict[str, tuple[Tensor, float]]:
-    """Return which parameters of a loss have gradients, by name, and of which sum: a teacher may come with some."""
+def _gradient_sums(loss: Any) -> dict[str, float]:
+    """Return the sum of each gradient that a parameter of a loss has, by name: a teacher may come with some."""
     named = loss.named_parameters() if isinstance(loss, nn.Module) else ()
-    return {name: (one, _sum(one.grad)) for name, one in named if one.grad is not None}
+    return {name: _sum(one.grad) for name, one in named if one.grad is not None}
 
 
-def _untrained(loss: Any, before: Mapping[str, tuple[Tensor, float]], optimizer: Optimizer) -> str:
+def _untrained(loss: Any, before: Mapping[str, float], optimizer: Optimizer) -> str:
     """Say which parameters of a loss got gradients in training that its optimizer does not use; else empty."""
     held = set(held_parameters(optimizer))
-    had = {name: value for name, (_, value) in before.items()}
-    names = [name for name, (one, value) in _gradients(loss).items() if one not in held and value != had.get(name)]
+    got = [name for name, value in _gradient_sums(loss).items() if value != before.get(name)]
+    names = [name for name in got if loss.get_parameter(name) not in held]
     if not names:
         return ""
     return (

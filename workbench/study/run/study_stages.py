@@ -37,6 +37,7 @@ from workbench.study.set_up.stages import (
     settle,
     stage_ends,
     take_apart,
+    train_forms,
     try_plain_in_runtime,
     try_runtime_alone,
 )
@@ -125,7 +126,9 @@ class StudyStages:
             guard.limits.deadline = moment
             settle(search, times, deadline=moment)
             self.watch.phase("attribution")
-            take_apart(search, times, deadline=moment)
+            take_apart(search, deadline=times.before_a_test(moment) if self._compete() else moment)
+            guard.limits.deadline = times.ends_of_forms(moment) if self._compete() else moment
+            train_forms(search, deadline=guard.limits.deadline)
             if moment in ends[-2:] and not self._compete():
                 guard.limits.deadline = self.deadline
                 try_runtime_alone(search, however_little=True)

@@ -150,6 +150,16 @@ class Timetable:
             return moment
         return min(moment, max(self._last_test(self.deadline), time.monotonic()))
 
+    def ends_of_forms(self, moment: float | None) -> float | None:
+        """Return when the leader's forms are trained at the latest, after a search that ends at a moment.
+
+        They have their time even if the search has used it up: the confirmation, whose time counts on them, is shorter
+        without them by far more.
+        """
+        if moment is None:
+            return None
+        return self.before_a_test(max(moment, time.monotonic() + _forms_seconds(self.study, self.file)))
+
     def _last_test(self, deadline: float) -> float:
         """Return when a test of the fewest pairs begins at the latest: of the leader, or else the chosen runtime."""
         ratio = _leading_time(self.study, self.file)
@@ -197,29 +207,31 @@ def settle(search: Search, times: Timetable, *, deadline: float | None) -> None:
             return
 
 
-def take_apart(search: Search, times: Timetable, *, deadline: float | None) -> None:
-    """Find out where the leader's gain comes from, let it compete without what is no gain, and train its safer form.
-
-    If three are confirmed, it gets a bolder form, too. If nothing leads, the plan that most probably keeps the quality
-    gets these forms. They have their time even if the search has used it up: the confirmation, whose time counts on
-    them, is shorter without them by far more.
-    """
+def take_apart(search: Search, *, deadline: float | None) -> None:
+    """Find out where the leader's gain comes from, and let it compete without what is no gain."""
     study, file = search.study, search.file
-    leader, forms_seconds = standing_now(study, file).leader, _forms_seconds(study, file)
-    if first_contender(study, file) is not None:
-        deadline = times.before_a_test(deadline)
-    before = None if deadline is None else deadline - forms_seconds  # the forms are trained last
+    leader = standing_now(study, file).leader
+    before = None if deadline is None else deadline - _forms_seconds(study, file)  # the forms are trained last
     search.until(before)
     attributor = Attributor(study, file, search.step_times(), search.run_given, before)
     if leader is not None and file.set_up.attribution_share > 0.0 and not is_taken_apart(study):
         attributor.without_idle_parts(leader)
-    # What the attribution trained may have changed who leads.
+
+
+def train_forms(search: Search, *, deadline: float | None) -> None:
+    """Train the safer form of what competes first and, if three are confirmed, a bolder one.
+
+    That is the leader, what the attribution has left of it, or the plan that most probably keeps the quality.
+    """
+    study, file = search.study, search.file
     first = first_contender(study, file)
-    if forms_seconds > 0.0 and first is not None:
-        search.until(times.before_a_test(None if deadline is None else max(deadline, time.monotonic() + forms_seconds)))
-        with contextlib.suppress(OutOfTimeError):
-            attributor.train_forms(first, file.confirm.candidates - 1)
-        attributor.keep_forms(first)
+    search.until(deadline)
+    if first is None or _forms_seconds(study, file) == 0.0:
+        return
+    attributor = Attributor(study, file, search.step_times(), search.run_given, deadline)
+    with contextlib.suppress(OutOfTimeError):
+        attributor.train_forms(first, file.confirm.candidates - 1)
+    attributor.keep_forms(first)
 
 
 def explain(search: Search, number: int, *, deadline: float | None) -> bool:
