@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from workbench.core.own_generators import cpu_generator, own_generators
+from workbench.core.own_generators import RandomStream, cpu_generator, own_generators
 
 ONES = torch.ones(4, 6)
 SEQUENCES = torch.ones(1, 2, 4, 8)
@@ -126,6 +127,31 @@ def test_a_block_inside_another_and_other_threads_have_their_own() -> None:
     with own_generators(), pytest.raises(KeyError), own_generators():
         raise KeyError
     assert states() == outer
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, own_generators], ids=["process", "thread"])
+def test_a_stream_goes_on_where_it_ended_and_what_is_around_it_too(
+    around: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
+    def drawn(times: int = 1) -> list[Any]:
+        return [(torch.rand(2).tolist(), np.random.rand(2).tolist(), random.gauss(0, 1)) for _ in range(times)]  # noqa: NPY002
+
+    with around():
+        seed_all(5)
+        of_stream = drawn(3)
+        seed_all(6)
+        of_others = drawn(3)
+        seed_all(6)
+        stream, found, others = RandomStream(5), [], []
+        for _ in range(2):
+            with stream.active():
+                found += drawn()
+            others += drawn()
+        with contextlib.suppress(KeyError), stream.active():
+            found += drawn()
+            raise KeyError
+        others += drawn()
+    assert (found, others) == (of_stream, of_others)
 
 
 def test_a_function_of_these_modules_can_still_be_pickled() -> None:

@@ -11,6 +11,8 @@ modules ``random`` and ``numpy.random``. Swapping the *states* between two steps
 draws and seeds in the middle of a step, too, which would change the step's numbers, and be undone after it. A separate
 process would need tasks that can be pickled, and what a notebook's cell makes seldom can.
 
+A `RandomStream` is the same for a part of a thread's work, such as reading the batches of an epoch.
+
 Not covered: generators of accelerators, and functions that were taken out of ``random`` or ``numpy.random`` by name
 before a thread first asked (``from random import random``), which draw from the process's generators.
 """
@@ -28,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 # Random operations with a kernel for the CPU: all others are made of these. Each takes a `generator`.
 _OPERATIONS = (
@@ -69,6 +72,16 @@ class _Generators:
     torch: torch.Generator
     numpy: np.random.RandomState
     python: random.Random
+    bits: np.random.MT19937  # of numpy's
+
+    @classmethod
+    def new(cls) -> _Generators:
+        bits = np.random.MT19937()
+        return cls(torch.Generator(), np.random.RandomState(bits), random.Random(), bits)
+
+    def again(self) -> _Generators:
+        """Return them as numpy puts a generator in place: without the second number that a normal draw keeps."""
+        return _Generators(self.torch, np.random.RandomState(self.bits), self.python, self.bits)
 
 
 class _Own(threading.local):
@@ -125,6 +138,71 @@ def seed_generators(seed: int, device: torch.device | None = None) -> None:
         torch.get_device_module(device).set_rng_state(state, device)
 
 
+class RandomStream:
+    """Random numbers of a part of the work, which goes on where it ended last, whatever was drawn in between.
+
+    Args:
+        seed: What its generators are seeded with, >= 0.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._of_thread: _Generators | None = None  # in a thread with generators of its own
+        self._of_process: _Swapped | None = None  # elsewhere
+
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block that draws from the stream's generators, and afterwards from those of before as they were.
+
+        A batch is read in such a block. So numpy's generator is swapped and not its state, which takes a hundred times
+        as long; the second number that ``np.random.normal`` keeps for its next call is dropped at both ends.
+        """
+        return self._in_process() if _own.generators is None else self._in_thread(_own.generators)
+
+    @contextlib.contextmanager
+    def _in_thread(self, outside: _Generators) -> Iterator[None]:
+        try:
+            if self._of_thread is None:
+                _own.generators = self._of_thread = _Generators.new()
+                seed_generators(self._seed)
+            else:
+                _own.generators = self._of_thread.again()
+            yield
+        finally:
+            _own.generators = outside.again()
+
+    @contextlib.contextmanager
+    def _in_process(self) -> Iterator[None]:
+        outside = _Swapped.now()
+        try:
+            if self._of_process is None:
+                np.random.set_bit_generator(np.random.MT19937())  # type: ignore[attr-defined]
+                seed_generators(self._seed)
+            else:
+                self._of_process.put_back()
+            yield
+        finally:
+            self._of_process = _Swapped.now()
+            outside.put_back()
+
+
+@dataclass(frozen=True, slots=True)
+class _Swapped:
+    """The process's generators as they were: states, but for numpy's, which is the generator itself."""
+
+    torch: Tensor
+    numpy: Any
+    python: Any
+
+    @classmethod
+    def now(cls) -> _Swapped:
+        return cls(torch.get_rng_state(), np.random.get_bit_generator(), random.getstate())  # type: ignore[attr-defined]
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self.torch)
+        np.random.set_bit_generator(self.numpy)  # type: ignore[attr-defined]
+        random.setstate(self.python)
+
+
 def guard_generators() -> None:
     """Put in place what `own_generators` needs; only the first call does anything."""
     with _lock:
@@ -150,10 +228,11 @@ _NUMPY: np.random.RandomState = np.random.rand.__self__  # type: ignore[attr-def
 
 
 def _copies() -> _Generators:
-    numpy, python = np.random.RandomState(), random.Random()
-    numpy.set_state(np.random.get_state())  # noqa: NPY002  # whichever this thread draws from
-    python.setstate(random.getstate())
-    return _Generators(cpu_generator().clone_state(), numpy, python)
+    copies = _Generators.new()
+    copies.torch.set_state(cpu_generator().get_state())
+    copies.numpy.set_state(np.random.get_state())  # noqa: NPY002  # whichever this thread draws from
+    copies.python.setstate(random.getstate())
+    return copies
 
 
 def _choosing(kernel: Any) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import inspect
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
@@ -26,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from workbench.core.batch import fields_of, held_by_object, move_batch, tell_epoch
 from workbench.core.loader import is_plain, loader_like
-from workbench.core.own_generators import seed_generators
+from workbench.core.own_generators import RandomStream
 from workbench.tasks.errors import TaskError
 
 _log = logging.getLogger("workbench")
@@ -126,7 +125,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, rank: int = 0, n_ran
     once per epoch if it returns an iterator or takes the epoch.
     """
     if takes_seed(source):
-        with _RandomStream(mixed_seed(seed, 0)).active():
+        with RandomStream(mixed_seed(seed, 0)).active():
             opened = _open_source(source, seed, 0, "train")
         if not isinstance(opened, Iterator) and not opens_each_epoch(source):
             source = opened  # good for every epoch; otherwise it is opened again for each
@@ -294,7 +293,7 @@ def _one_epoch(source: Any, seed: int, epoch: int, role: str) -> Iterator[Any]:
     if isinstance(source, list | tuple):
         yield from source  # no code of the user's runs: nothing to isolate
         return
-    stream = _RandomStream(mixed_seed(seed, epoch))
+    stream = RandomStream(mixed_seed(seed, epoch))
     with stream.active():
         opened = _open_source(source, seed, epoch, role) if takes_seed(source) else source
         if role == "evaluate" and _replicas(opened) > 1:
@@ -335,36 +334,3 @@ def _tell_of_many() -> None:
         "a stream without end must be cut (itertools.islice)",
         f"{_MANY:,}",
     )
-
-
-class _RandomStream:
-    """States of the global generators (torch CPU, numpy, random) that belong to one stream."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._states: tuple[Tensor, Any, Any] | None = None
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Put the stream's states into the global generators, and the former ones back afterwards."""
-        outside = _states()
-        if self._states is None:
-            seed_generators(self._seed)
-        else:
-            _restore(self._states)
-        try:
-            yield
-        finally:
-            self._states = _states()
-            _restore(outside)
-
-
-def _states() -> tuple[Tensor, Any, Any]:
-    # numpy's legacy generator: it is the global one that users' transforms draw from.
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-
-
-def _restore(states: tuple[Tensor, Any, Any]) -> None:
-    torch.set_rng_state(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
-    random.setstate(states[2])

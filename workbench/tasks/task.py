@@ -121,10 +121,15 @@ class Task:
             raise TaskError(f"`steps` must be a whole number of batches, got {self.steps!r}")
         if self.steps is not None and self.epochs is not None:
             raise TaskError("`steps` and `epochs` mean the same thing; give only one of them")
-        is_criterion(self.loss)
+        self.has_criterion  # noqa: B018  # found now, so that its mistakes show here, too
         _batches.check_source(self.train, "train")
         _batches.check_source(self.evaluate, "evaluate")
-        self._metric_rule  # noqa: B018  # found now, so that its mistakes show here, too
+        self._metric_rule  # noqa: B018  # so do this one's
+
+    @functools.cached_property
+    def has_criterion(self) -> bool:
+        """Whether the loss is called as ``loss(model(x), y)``, not as ``loss(model, batch)``; each step asks."""
+        return is_criterion(self.loss)
 
     @functools.cached_property
     def _metric_rule(self) -> MetricRule:
@@ -261,7 +266,7 @@ class Task:
         Raises:
             TaskError: When the loss cannot take the batch or what the model returns, or is no scalar tensor.
         """
-        if is_criterion(self.loss):
+        if self.has_criterion:
             sides = inputs_and_target(batch)
             if sides is None:
                 raise TaskError(
@@ -300,7 +305,7 @@ class Task:
             TaskError: When the model does not take such a batch.
         """
         sides, function = inputs_and_target(batch), unwrapped(model).forward if isinstance(model, nn.Module) else model
-        if is_criterion(self.loss) and sides is not None and not is_object(batch):
+        if self.has_criterion and sides is not None and not is_object(batch):
             return self._prediction(model(*sides[0], **sides[1]))
         by_name: list[Any] = [((), sides[1])] if sides is not None else []
         call, ways, parts = "model(batch)", [*by_name, ((batch,), {})], parts_by_name(batch)
@@ -365,7 +370,7 @@ class Task:
             return
         if tensor_of(prediction) is None and (isinstance(self.metric, str) or not callable(self.outputs)):
             raise TaskError(self._not_a_tensor(prediction, f"the metric {self.metric_name}"))
-        sides = inputs_and_target(batch) if is_criterion(self.loss) else None
+        sides = inputs_and_target(batch) if self.has_criterion else None
         metric.update(prediction, batch if sides is None else (None, sides[-1]))
 
     def what_is_compared(self, batch: Any) -> str:
@@ -373,7 +378,7 @@ class Task:
 
         The sentence is empty where there is nothing to choose.
         """
-        is_plain = is_criterion(self.loss) or not isinstance(batch, list | tuple) or len(batch) < 3
+        is_plain = self.has_criterion or not isinstance(batch, list | tuple) or len(batch) < 3
         if is_plain or target_key(parts_by_name(batch)) or self.new_metric().needs == "loss":
             return ""
         return (

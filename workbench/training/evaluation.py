@@ -21,7 +21,6 @@ from workbench.core.warning import warn
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import Task, TaskError
 from workbench.tasks.batches import mixed_seed
-from workbench.tasks.criterion import is_criterion
 from workbench.training.precision import Precision
 from workbench.training.setup import prepare
 
@@ -89,7 +88,7 @@ def metric_without_learning(task: Task, config: BoostConfig, level: str, seed: i
 def _commonest_share(task: Task, seed: int) -> float:
     """Return the share of the commonest label in the evaluation data; -inf where labels are not whole numbers."""
     found: list[Tensor] = []
-    for batch in task.evaluation_batches(seed) if is_criterion(task.loss) else ():
+    for batch in task.evaluation_batches(seed) if task.has_criterion else ():
         sides = inputs_and_target(batch)
         labels = None if sides is None else sides[-1]
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
@@ -110,7 +109,7 @@ def check_outputs(task: Task, model: nn.Module, device: torch.device, precision:
         return
     own = task.with_own_loss()
     with _kept_state([model]), evaluation_mode([model], device), precision.autocast():
-        if is_criterion(own.loss):
+        if own.has_criterion:
             with _only_clear_errors():
                 own.compute_loss(model, move_batch(next(own.batches(seed)), device))
         with _only_clear_errors(warns=True):  # a model may have to be trained before it can be evaluated

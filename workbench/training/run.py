@@ -83,7 +83,8 @@ def run_task(
     device = device or devices.select_device("auto")
     prepared = prepare(task, request.config, level=request.level, seed=request.seed, device=device, steps=request.steps)
     check_outputs(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, request.seed)
-    this = _Run(prepared.judged, request, prepared, device, monitor)
+    kept = out is not None or monitor.on_records is not None or monitor.mirrors is not None
+    this = _Run(prepared.judged, request, prepared, device, monitor, watches_gradients=kept)
     if checkpoints is not None:
         this.resume_from(checkpoints)
     this.finished = finished_before(out, request, this.resumed)
@@ -113,7 +114,14 @@ class _Run:
     """One run on one rank, with its checkpoints and its clock; `run_task` calls it from start to end."""
 
     def __init__(
-        self, task: Task, request: RunRequest, prepared: Prepared, device: torch.device, monitor: RunMonitor
+        self,
+        task: Task,
+        request: RunRequest,
+        prepared: Prepared,
+        device: torch.device,
+        monitor: RunMonitor,
+        *,
+        watches_gradients: bool,  # for their norms and maxima, which take a tenth of a small network's step
     ) -> None:
         self.task, self.request, self.prepared = task, request, prepared
         self.device, self.monitor = device, monitor
@@ -126,7 +134,7 @@ class _Run:
             self.boosted,
             exponents_every=request.exponents_every if self.leads else 0,
             max_seconds=monitor.drain_seconds,
-            gradients=self.leads,
+            gradients=self.leads and watches_gradients,
         )
         self.state = RunState(float(self.boosted.loss_scale.item()))
         self.output = RunOutput(on_records=monitor.on_records if self.leads else None)

@@ -20,7 +20,6 @@ from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.regularization.method import why_no_smoothing
 from workbench.tasks import Task
 from workbench.tasks.batches import SeekableBatches, opens_each_epoch, takes_seed
-from workbench.tasks.criterion import is_criterion
 from workbench.tasks.loading import BUILT_IN
 
 HOOKS = "step hooks"
@@ -93,7 +92,7 @@ def pieces_of(task: Task | None) -> Pieces:
         train=_source(task),
         train_takes_seed=takes_seed(task.train),
         evaluate_takes_seed=takes_seed(task.evaluate),
-        is_criterion=is_criterion(task.loss),
+        is_criterion=task.has_criterion,
         smooths="" if reason else "module" if hasattr(task.loss, "label_smoothing") else "function",
         outputs="" if task.outputs is None else "function" if callable(task.outputs) else "key",
         outputs_are=output_kind(task.loss) if says_its_kind(task.loss) else "unclear",
