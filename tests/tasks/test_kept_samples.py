@@ -233,7 +233,7 @@ def test_workers_that_cannot_keep_up_are_told_of_where_there_are_cores_for_more(
     [
         ({}, 1e-6, None),
         ({"num_workers": 2}, 1e-6, 2),
-        ({"num_workers": 2}, 0.012, 1),
+        ({"num_workers": 2}, 0.018, 1),
         ({"num_workers": 2}, 10.0, 0),
         ({"num_workers": 2, "worker_init_fn": print}, 10.0, 2),
     ],
