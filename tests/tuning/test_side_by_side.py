@@ -31,11 +31,12 @@ from workbench.core.error_place import origin_of
 from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
+from workbench.study.run import silence
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.run.process_trainer import ProcessCrew, ProcessTrainer
 from workbench.study.run.progress import TuneProgress
 from workbench.study.run.room import AnyRoom, Room
-from workbench.study.run.runner import Limits, LostTrialError, StoppableExperimenter
+from workbench.study.run.runner import Limits, LostTrialError, StoppableExperimenter, StuckError
 from workbench.study.run.side_by_side import train_rounds
 from workbench.study.set_up.tuned_plain import PLAIN
 
@@ -118,7 +119,7 @@ class Mortal(FakeRunner):
     """Dies of seed 13 once, as if killed by the system, and of seed 14 each time; fails with seed 15.
 
     With seed 16 it notes how a process of its own would begin, with seed 17 it warns, and of seed 18 it fails, too.
-    With seed 19 it leaves a process running, as a loader does that keeps its workers.
+    With seed 19 it leaves a process running, as a loader does that keeps its workers. A step of seed 20 never ends.
     """
 
     def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
@@ -139,6 +140,8 @@ class Mortal(FakeRunner):
             worker = multiprocessing.Process(target=time.sleep, args=(60.0,), daemon=True)
             worker.start()
             self.log(f"worker {worker.pid}")
+        while job.seed == 20:
+            time.sleep(0.01)
         return super().run(job, monitor)
 
 
@@ -147,7 +150,9 @@ def make_mortal(file: StudyFile, directory: Path) -> FakeRunner:
 
 
 @pytest.mark.slow
-def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path) -> None:
+def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies_or_gets_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_study(tmp_path, SHORT)
     here = FakeRunner(tmp_path)
     with ProcessCrew(AnyRoom(2), tmp_path, make_mortal, here) as crew:
@@ -173,6 +178,14 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies(tmp_path: Path)
         assert trainer.run(job(5)).to_json() == here.run(job(5)).to_json()  # the stop was that run's alone
         with pytest.warns(FutureWarning, match="an unlucky number"):
             assert trainer.run(job(17)).to_json() == here.run(job(17)).to_json()
+        monkeypatch.setattr(silence, "LEAST_SECONDS", 0.5)
+        with pytest.raises(StuckError, match=r"no step ended within \d+ s, where none took longer than 0\.\d s before"):
+            trainer.run(job(20))
+        compiled = replace(job(20), config=BoostConfig.from_dict({"runtime": {"compile": "default"}}))
+        over = Limits(deadline=time.monotonic() + 2.0)  # a compiler has that long, and as long again
+        with pytest.raises(OutOfTimeError):
+            StoppableExperimenter(trainer, over).run(compiled)
+        assert trainer.run(job(5)).to_json() == here.run(job(5)).to_json()
         trainer.run(job(16))
         assert f"begins by {multiprocessing.get_start_method()}" in calls(tmp_path)
         assert isinstance(trainer, ProcessTrainer)

@@ -22,6 +22,7 @@ from pydantic_core import to_jsonable_python
 
 from workbench.config import BoostConfig
 from workbench.config.run_request import RunRequest
+from workbench.methods.runtime.section import RuntimeSection
 
 _KEPT_LATER = ("baseline_ms", "cold_ms", "cold_again", "reading_ms", "epoch", "untrained", "beside_seconds")
 
@@ -230,6 +231,20 @@ class ReplayJob(Job[Replayed]):
 
     run_path: str  # run directory, relative to the study
     policies: tuple[Mapping[str, Any], ...]  # `init`, `factor`, `window`, and where it is not dynamic `kind`
+
+
+def compiles(job: Job[Any]) -> bool:
+    """Return whether a configuration of a job asks for the compiler, whose first step may take minutes."""
+    match job:
+        case TrainJob():
+            configs = [job.config]
+        case _JobBesideBaseline():
+            configs = [job.baseline[0], job.candidate[0]]
+        case FreezingLimitJob():
+            configs = [job.candidate[0]]
+        case _:
+            configs = []
+    return any(config.part(RuntimeSection).compile != "off" for config in configs)
 
 
 # -- who watches a job -------------------------------------------------------------------------------------------------

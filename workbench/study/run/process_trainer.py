@@ -29,12 +29,14 @@ from typing import TYPE_CHECKING, Any, Self
 from workbench.core.error_place import keep_origin
 from workbench.core.process_identity import has_ended, identity, machine
 from workbench.study.ask.study_file import read_study
+from workbench.study.errors import StudyStoppedError
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
-from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, RunStep
+from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, RunStep, compiles
 from workbench.study.run.places import SECONDS_TO_END, Place, search_at
 from workbench.study.run.room import AnyRoom, Room
-from workbench.study.run.runner import Experimenter, LostTrialError, end_if_asked
+from workbench.study.run.runner import Experimenter, LostTrialError, StuckError, end_if_asked
 from workbench.study.run.searching import Search
+from workbench.study.run.silence import Silence
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +45,7 @@ _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.25  # after the parent
 _STEP_SECONDS = 0.1  # between two steps that are reported
 _TRIES = 3
+_NO_STEP = "no step ended after it was asked to stop"
 _warned_of: dict[Any, Any] = {}  # as a module's ``__warningregistry__``
 _PRELOADED = ("torch._dynamo", "workbench.training.run")  # else seconds for each process; optimizers need dynamo
 
@@ -132,7 +135,7 @@ class _Group:
 
 
 class ProcessTrainer:
-    """Runs jobs in a process of its own, which is replaced if it dies.
+    """Runs jobs in a process of its own, which is replaced if it dies or gets nowhere.
 
     ``wait``, called before each job with what may end the waiting, returns when there is room for it.
     """
@@ -145,6 +148,7 @@ class ProcessTrainer:
         else:  # Windows cannot fork, and on macOS what has loaded the system's libraries should not
             self._context = multiprocessing.get_context("spawn")
         self.process: BaseProcess | None = None
+        self._silence = Silence()
 
     def begin(self) -> BaseProcess:
         """Return the process, another one if there is none that lives."""
@@ -152,8 +156,9 @@ class ProcessTrainer:
             self._connection, theirs = self._context.Pipe()
             # Not events: their locks outlive a command that is killed, and a process that is killed may hold one.
             self._stop, self._loaded = (self._context.RawValue(ctypes.c_bool, False) for _ in range(2))
+            self._n_asked = self._context.RawValue(ctypes.c_longlong, 0)
             as_here = (dict(os.environ), multiprocessing.get_start_method())
-            asked = (theirs, self._stop, self._loaded, *as_here, *self._asked)
+            asked = (theirs, self._stop, self._n_asked, self._loaded, *as_here, *self._asked)
             process = self._context.Process(target=_serve, args=asked)
             process.start()
             theirs.close()
@@ -199,11 +204,20 @@ class ProcessTrainer:
         """Let the process run a job; return its outcome or what it raised."""
         self._stop.value = False
         self._connection.send((job, monitor.on_evaluation is not None))
+        self._silence.begin()
         while True:
             if monitor.stop is not None and monitor.stop():
                 self._stop.value = True
                 if self.is_loading():  # it cannot stop before, and has nothing to lose
                     self.close()
+            if self.is_loading():
+                self._silence.begin()
+            self._silence.hear(self._n_asked.value)
+            if self._silence.is_too_long():
+                is_unusual = self._silence.longest > 0.0 and not compiles(job)
+                if is_unusual or self._stop.value:
+                    self.close()
+                    return StuckError(self._silence.sentence()) if is_unusual else StudyStoppedError(_NO_STEP)
             if not self._connection.poll(_POLL_SECONDS):
                 continue
             match self._connection.recv():
@@ -218,6 +232,7 @@ class ProcessTrainer:
                         answers[step] = monitor.on_evaluation(step, metric)
                     self._connection.send(answers[step])
                 case outcome:
+                    self._silence.end()
                     return outcome
 
 
@@ -270,6 +285,7 @@ def _how_it_ended(code: int) -> str:
 def _serve(
     connection: Connection,
     stop: ctypes.c_bool,
+    n_asked: ctypes.c_longlong,
     loaded: ctypes.c_bool,
     environment: Mapping[str, str],
     start_method: str,
@@ -305,6 +321,10 @@ def _serve(
             reported_at = time.monotonic()
             connection.send(step)
 
+    def stops() -> bool:
+        n_asked.value += 1
+        return stop.value
+
     def on_evaluation(step: int, metric: float) -> bool:
         connection.send((step, metric))
         return bool(connection.recv())
@@ -322,7 +342,7 @@ def _serve(
             job, evaluates = connection.recv()
             outcome: Any = experimenter
             if not isinstance(experimenter, Exception):
-                monitor = Monitor(on_evaluation if evaluates else None, on_step, lambda: stop.value)
+                monitor = Monitor(on_evaluation if evaluates else None, on_step, stops)
                 try:
                     outcome = experimenter.run(job, monitor)
                 except Exception as error:

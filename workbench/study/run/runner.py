@@ -25,6 +25,10 @@ class LostTrialError(RuntimeError):
     """Process after process died under the same job; the message is one sentence."""
 
 
+class StuckError(RuntimeError):
+    """A step of a job did not end; the message is one sentence."""
+
+
 class Experimenter(Protocol):
     """Runs the jobs of one task."""
 
