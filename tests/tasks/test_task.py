@@ -230,6 +230,23 @@ def test_a_criterion_takes_batches_of_several_inputs(batch: Any) -> None:
     assert task.batch_size_of(concatenated([batch, other])) == 2 * len(X)
 
 
+@pytest.mark.parametrize(
+    ("batch", "call"),
+    [((X, X[:, :1], Y), r"batch\[0\], batch\[1\]"), ({"x": X, "weight": X[:, :1], "labels": Y}, "x, weight")],
+    ids=["tuple", "mapping"],
+)
+def test_a_criterion_s_batch_that_a_model_does_not_take_says_how_it_is_called(batch: Any, call: str) -> None:
+    class Breaking(Weighing):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            raise TypeError("of its own")
+
+    task = small_task(metric="accuracy", train=[batch], evaluate=[batch])
+    with pytest.raises(TaskError, match=rf"called as model\({call}\), which it does not take .*write a function loss"):
+        task.compute_loss(nn.Linear(X.shape[1], 3), batch)
+    with pytest.raises(TypeError, match="of its own"):
+        task.compute_loss(Breaking(X.shape[1], 3), batch)
+
+
 class Tagged(NamedTuple):
     x: Tensor
     weight: Tensor

@@ -36,7 +36,7 @@ from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.signatures import arguments_needed, arguments_taken, why_not_called
 from workbench.core.wrapped_model import unwrapped
 from workbench.tasks import batches as _batches
-from workbench.tasks.criterion import is_criterion
+from workbench.tasks.criterion import called_with_inputs, is_criterion
 from workbench.tasks.errors import TaskError
 
 _DIGESTED_BATCHES = 8
@@ -276,7 +276,10 @@ class Task:
                 )
             inputs, named, target = sides
             is_whole = is_object(batch)
-            prediction = self.predict(model, batch) if is_whole else self._prediction(model(*inputs, **named))
+            if is_whole:
+                prediction = self.predict(model, batch)
+            else:
+                prediction = self._prediction(called_with_inputs(self.name, model, inputs, named))
             try:
                 loss = self.loss(prediction, target)
             except (AttributeError, TypeError) as error:  # what torch's criteria raise for anything but a tensor

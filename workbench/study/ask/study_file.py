@@ -113,7 +113,9 @@ class StudyFile(Part):
             return []
         within, values = within_network(self._asked_space)
         levels = without_equal_levels(within)[1] if self.most_plans() != 1 else []  # where `why_off` says why
-        return [f"{one}." for one in (*values, *levels, *why_off(self._asked_space))]
+        said = {one.replace(" is left out, because ", " is not in effect because ") for one in self.set_up.left_out}
+        sentences = (f"{one}." for one in (*values, *levels, *why_off(self._asked_space)))
+        return [one for one in sentences if one not in said]
 
     def most_plans(self) -> int | None:
         """Return how many plans the study has, O0's among them; None if a level has more than one."""
