@@ -213,11 +213,12 @@ class ProcessTrainer:
             if self.is_loading():
                 self._silence.begin()
             self._silence.hear(self._n_asked.value)
-            if self._silence.is_too_long():
-                is_unusual = self._silence.longest > 0.0 and not compiles(job)
-                if is_unusual or self._stop.value:
-                    self.close()
-                    return StuckError(self._silence.sentence()) if is_unusual else StudyStoppedError(_NO_STEP)
+            stopping = self._stop.value
+            if (stopping or not compiles(job)) and self._silence.is_too_long(stopping=stopping):
+                self.close()
+                if stopping and (compiles(job) or not self._silence.longest):
+                    return StudyStoppedError(_NO_STEP)
+                return StuckError(self._silence.sentence())
             if not self._connection.poll(_POLL_SECONDS):
                 continue
             match self._connection.recv():

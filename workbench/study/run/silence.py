@@ -37,14 +37,23 @@ class Silence:
         """Take the end of the job."""
         self.longest = max(self.longest, self._of_job, time.monotonic() - self._since)
 
-    def is_too_long(self) -> bool:
-        """Return whether it now is a minute at least, and much longer than any before."""
-        return time.monotonic() - self._since > max(LEAST_SECONDS, _TIMES_THE_LONGEST * self.longest)
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._since
+
+    def is_too_long(self, *, stopping: bool) -> bool:
+        """Return whether it is a minute at least and much longer than any before.
+
+        A process whose first job this is may have data to read first: it has ten, but for one if it is ``stopping``.
+        """
+        least = LEAST_SECONDS if stopping or self.longest else 10.0 * LEAST_SECONDS
+        return self.seconds > max(least, _TIMES_THE_LONGEST * self.longest)
 
     def sentence(self) -> str:
         """Say so, for who wrote the network."""
+        before = f", where none took longer than {self.longest:.1f} s before" if self.longest else ""
         return (
-            f"no step ended within {time.monotonic() - self._since:.0f} s, where none took longer than "
-            f"{self.longest:.1f} s before, so its process was ended: a loop of the network that waits until something "
-            "converges may never end with these numbers"
+            f"no step ended within {self.seconds:.0f} s{before}, so its process was ended: a loop of the network that "
+            "waits until something converges may never end with these numbers"
         )
