@@ -29,6 +29,11 @@ class StuckError(RuntimeError):
     """A step of a job did not end; the message is one sentence."""
 
 
+def reason_of_failure(error: Exception) -> str:
+    """Return why a trial failed: the sentence of an error of ours, of any other its class and what it says."""
+    return str(error) if isinstance(error, LostTrialError | StuckError) else f"{type(error).__name__}: {error}"
+
+
 class Experimenter(Protocol):
     """Runs the jobs of one task."""
 

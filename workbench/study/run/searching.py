@@ -27,7 +27,7 @@ from workbench.study.run.job import RunStep
 from workbench.study.run.objective import Objective, baseline_trial
 from workbench.study.run.patience import STORAGE_ERRORS
 from workbench.study.run.progress import StudyWatch
-from workbench.study.run.runner import Experimenter, end_if_asked, end_if_over
+from workbench.study.run.runner import Experimenter, end_if_asked, end_if_over, reason_of_failure
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.sample.sampling import make_pruner, make_sampler
 from workbench.study.set_up.objective import SetUpObjective
@@ -237,7 +237,7 @@ class Search:
         except Exception as error:
             if trial.user_attrs.get("baseline"):
                 raise
-            trial.set_user_attr("message", hide_passwords(f"{type(error).__name__}: {error}"))
+            trial.set_user_attr("message", hide_passwords(reason_of_failure(error)))
             return TrialState.FAIL, None
 
     def _step(self, step: RunStep) -> None:

@@ -25,6 +25,7 @@ from workbench.study.ask.set_up_question import EXPECTED_TIME
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import AgreementJob, SpeedMeasured
+from workbench.study.run.runner import reason_of_failure
 from workbench.study.set_up.total_time import StepTimes, passes_of, total_time
 
 _CHOICE, _NO_ROOM = "runtime_choice", "no_room_for_batches"
@@ -203,7 +204,7 @@ class _RuntimeTiming:
             if row["ratios"] and is_out_of_memory(error):
                 row["no_room"] = self._factors[len(row["ratios"])]
             if len(row["ratios"]) < n_needed:
-                row |= {"message": f"{type(error).__name__}: {error}", "ratios": [], "at_first": []}
+                row |= {"message": reason_of_failure(error), "ratios": [], "at_first": []}
         return row
 
     def _at_first(self, plan: Plan, step: SpeedMeasured) -> float:
@@ -251,4 +252,4 @@ class _RuntimeTiming:
         except StudyStoppedError:
             raise
         except _OF_A_NETWORK as error:  # what was timed with some batches may fail with others
-            return f"{type(error).__name__}: {error}"
+            return reason_of_failure(error)
