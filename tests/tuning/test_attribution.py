@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study.answer.worth import _worth
 from workbench.study.ask.study_file import StudyFile, read_study
+from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import Job, SpeedJob, SpeedMeasured, TrainJob
 from workbench.study.set_up.attribution import (
     Attributor,
@@ -239,6 +240,19 @@ def test_a_part_that_helps_only_beside_another_one_is_kept(tmp_path: Path) -> No
         assert bars["batch x 2"].low < 1.0
         assert bars["batch x 2"].alone == pytest.approx(2.0**0.5, rel=0.15)
         assert attributor.without_idle_parts(number) == number
+
+    def cut_short(values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
+        if values.get("regularization.label_smoothing") and values.get("batch.factor", 1.0) == 1.0:
+            raise OutOfTimeError("the whole without merged batches")
+        return search.run_given(values, attributes)
+
+    runner = quick_batches(tmp_path / "cut", truth, noise=0.003)
+    with begun_with(runner, space=SPACE) as (file, study, search):
+        number = search.run_given({**whole, "schedule.shape": "linear"}, {"n_seeds": 3})
+        attributor = SmoothingFirst(study, file, StepTimes(study, file, runner), cut_short, None)
+        cut = {bar.part: bar for bar in attributor.take_apart(number)}["batch x 2"]
+        assert cut.low < 1.0
+        assert "no time was left to leave it out alone" in cut.note
 
 
 def test_what_is_no_gain_goes_although_without_all_that_is_no_sure_gain_a_run_takes_longer(tmp_path: Path) -> None:

@@ -179,7 +179,9 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies_or_gets_nowhere
         with pytest.warns(FutureWarning, match="an unlucky number"):
             assert trainer.run(job(17)).to_json() == here.run(job(17)).to_json()
         monkeypatch.setattr(silence, "LEAST_SECONDS", 0.5)
-        with pytest.raises(StuckError, match=r"^no step ended within \d+ s, where none took longer than 0\.\d s before"):
+        with pytest.raises(
+            StuckError, match=r"^no step ended within \d+ s, where none took longer than 0\.\d s before"
+        ):
             trainer.run(job(20))
         compiled = replace(job(20), config=BoostConfig.from_dict({"runtime": {"compile": "default"}}))
         over = Limits(deadline=time.monotonic() + 2.0)  # a compiler has that long, and as long again

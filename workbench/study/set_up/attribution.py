@@ -47,6 +47,7 @@ _NO_LOSS = 1.2  # how much longer than the whole a set-up without its idle parts
 _MARGIN = "safety margin"  # among the parts: how much shorter a run would be that loses just what is allowed
 _IN_RESERVE = "runs are longer than the allowed drop requires, so that the quality surely holds"
 _CUT = "no time was left to measure them one by one"
+_NOT_ALONE = "measured without the parts that follow; no time was left to leave it out alone"
 _SCATTERED = "their runs scatter too much to tell them apart"
 _VAGUE = 2.25  # ratio of the ends of an interval around 1 from which a bar of its own tells a reader nothing
 _NO_SCHEDULE = "the task's own schedule"
@@ -129,6 +130,9 @@ class Attributor:
         with contextlib.suppress(OutOfTimeError):
             self._take_out_parts(apart, number)
             self._judge_suspects(apart, number)
+        for part in apart.suspects:
+            if math.isnan((bar := apart.bars[part.name]).alone):
+                apart.bars[part.name] = replace(bar, note=_NOT_ALONE)
         bars = [*self._margin(whole), *apart.bars.values()]
         left = [part.name for part in apart.rest]
         note = "" if len(left) <= 1 else _CUT
