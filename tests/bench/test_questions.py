@@ -33,6 +33,7 @@ from workbench.bench.questions import (
     offload,
     online,
     pca,
+    run_cost,
     step_cost,
     tensors,
 )
@@ -49,6 +50,7 @@ HERE: dict[str, Callable[[Request], Sequence[Finding]]] = {
     "adasum": partial(adasum.measure, sizes=(500,), tensors=5, bucket=0),
     "offload": partial(offload.measure_encoder, encoder=offload.Encoder(layers=1, width=16, batch=2, tokens=4)),
     "adam": partial(adam.measure, sizes=((64, 4),), goals=(1e9,)),
+    "run_cost": partial(run_cost.measure, steps=20),
     "step_cost": partial(step_cost.measure, optimizers=["SGD with momentum"], steps=20),
 }
 SCHEDULES = [f"freezing {name} 0.5, 1 thread" for name in ("interval", "continuous")]
@@ -86,6 +88,7 @@ LINES: dict[str, list[str]] = {
     ],
     "online": ["online step, 200 x 4", "online step, 200 x 4", "online step, hashed"],
     "offload": ["ours / Adam on the device", "ours with offload_gradients / Adam on the device", "", ""],
+    "run_cost": ["a run behind a DataLoader", "reading its batches"],
     "step_cost": ["", "", ""],
 }
 ABSENT = ("kfac_pytorch", "SOAP", "torchao", "exported")

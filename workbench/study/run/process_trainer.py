@@ -31,7 +31,7 @@ from workbench.core.process_identity import has_ended, identity, machine
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
-from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, RunStep, compiles
+from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, RunStep, TrainJob, compiles
 from workbench.study.run.places import SECONDS_TO_END, Place, search_at
 from workbench.study.run.room import AnyRoom, Room
 from workbench.study.run.runner import Experimenter, LostTrialError, StuckError, end_if_asked
@@ -233,7 +233,8 @@ class ProcessTrainer:
                         answers[step] = monitor.on_evaluation(step, metric)
                     self._connection.send(answers[step])
                 case outcome:
-                    self._silence.end()
+                    if not isinstance(outcome, Exception):
+                        self._silence.end(trained=isinstance(job, TrainJob))
                     return outcome
 
 

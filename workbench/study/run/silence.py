@@ -18,6 +18,7 @@ class Silence:
     """How long a process has not asked, in its job, and how long at most in jobs that have ended."""
 
     longest: float = 0.0  # of jobs that have ended, seconds; 0 before the first
+    has_trained: bool = False  # so that all data have been read, those of an evaluation, too
     _asked: int = -1
     _since: float = field(default_factory=time.monotonic)
     _of_job: float = 0.0
@@ -33,9 +34,10 @@ class Silence:
             self._of_job = max(self._of_job, now - self._since)
             self._asked, self._since = asked, now
 
-    def end(self) -> None:
-        """Take the end of the job."""
-        self.longest = max(self.longest, self._of_job, time.monotonic() - self._since)
+    def end(self, *, trained: bool) -> None:
+        """Take the end of the job, which was a training or not."""
+        self.longest = max(self.longest, self._of_job, self.seconds)
+        self.has_trained = self.has_trained or trained
 
     @property
     def seconds(self) -> float:
@@ -45,15 +47,18 @@ class Silence:
     def is_too_long(self, *, stopping: bool) -> bool:
         """Return whether it is a minute at least and much longer than any before.
 
-        A process whose first job this is may have data to read first: it has ten, but for one if it is ``stopping``.
+        A process that has trained nothing yet may have data to read first: unless it is ``stopping``, it has five
+        minutes, and any time in its first job.
         """
-        least = LEAST_SECONDS if stopping or self.longest else 10.0 * LEAST_SECONDS
+        if not (stopping or self.longest):
+            return False
+        least = LEAST_SECONDS if stopping or self.has_trained else 5.0 * LEAST_SECONDS
         return self.seconds > max(least, _TIMES_THE_LONGEST * self.longest)
 
     def sentence(self) -> str:
         """Say so, for who wrote the network."""
-        before = f", where none took longer than {self.longest:.1f} s before" if self.longest else ""
         return (
-            f"no step ended within {self.seconds:.0f} s{before}, so its process was ended: a loop of the network that "
-            "waits until something converges may never end with these numbers"
+            f"no step ended within {self.seconds:.0f} s, where none took longer than {self.longest:.1f} s before, so "
+            "its process was ended: a loop of the network that waits until something converges may never end with "
+            "these numbers"
         )
