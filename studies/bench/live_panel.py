@@ -13,9 +13,9 @@ not wait longer for the display than that is busy. What recording costs is told 
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -99,15 +99,21 @@ class _RestingPanel(TrainPanel):
 def _watched(task: Task) -> tuple[Task, list[float]]:
     """Return the same task, and a list to which the time is added whenever training asks for a batch."""
     times: list[float] = []
-    twin = copy.copy(task)
+    return replace(task, train=lambda seed: _Watched(task, seed, times)), times
 
-    def batches(seed: int, start: int = 0) -> Iterator[Any]:
-        for batch in task.batches(seed, start):
-            times.append(time.perf_counter())
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """The batches of a task, which note when they are asked for."""
+
+    task: Task
+    seed: int
+    times: list[float]
+
+    def stream(self, start: int) -> Iterator[Any]:
+        for batch in self.task.batches(self.seed, start):
+            self.times.append(time.perf_counter())
             yield batch
-
-    object.__setattr__(twin, "batches", batches)  # in the copy's own dictionary, before the method of its class
-    return twin, times
 
 
 BENCHMARK = Benchmark(

@@ -88,7 +88,7 @@ def _session(task: str, run: Path, steps: int, *, training: bool) -> Callable[[]
 
 def _actions(bench: Workbench, steps: int, folder: Path, *, training: bool) -> Iterator[Action]:
     train = bench.panel("Train")
-    train.out.value, train.measure.value = "", False
+    train.where.out.value, train.measure.value = "", False
     if training:
         train.steps.set(_ENDLESS)
         train.start()
@@ -100,11 +100,11 @@ def _actions(bench: Workbench, steps: int, folder: Path, *, training: bool) -> I
     if training:
         yield "Train", "Pause", train.pause_button.click
         yield "Train", "Resume", train.pause_button.click
-        yield "Train", "look at another figure", lambda: user_sets(train.choice, 2, "index")
+        yield "Train", "look at another figure", lambda: user_sets(train.choice, 1, "index")
     else:
         for block, events in steps_and_events(steps):
             train.trace.add(block, events)
-        for index in (1, 2, 0):
+        for index in (*range(1, len(train.choice.options)), 0):
             yield "Train", f"look at figure {index + 1}", lambda index=index: user_sets(train.choice, index, "index")
     yield from _loss_scale(bench.panel("Loss scale"))
     yield from _tune(bench.panel("Tune"))
@@ -135,8 +135,8 @@ def _configure(panel: Any) -> Iterator[Action]:
 
 def _loss_scale(panel: Any) -> Iterator[Action]:
     tab = "Loss scale"
-    _until(panel, "the runs are listed", lambda: len(panel.runs.options) > 1)
-    yield tab, "choose a run", lambda: user_sets(panel.runs, 1, "index")
+    _until(panel, "the runs are listed", lambda: len(panel.runs.options) > 0)
+    yield tab, "choose a run", lambda: user_sets(panel.runs, 0, "index")
     _until(panel, "the run is open", lambda: not panel.state.busy and bool(panel.policies))
     panel.wait_for_answer(_LONGEST_SECONDS)
     slider = _first(panel.control("loss_scale.init").widget, widgets.FloatLogSlider)
