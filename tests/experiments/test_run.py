@@ -25,6 +25,7 @@ from workbench.tasks.digits import digits_resnet
 from workbench.tasks.stoppable_task import stoppable
 from workbench.training import run as run_module
 from workbench.training.evaluation import evaluate
+from workbench.training.gradient_watch import GradientWatch
 from workbench.training.precision import Precision
 from workbench.training.run import RunProgress, RunResult
 from workbench.training.setup import prepare
@@ -87,6 +88,18 @@ def test_a_run_directory_holds_config_environment_steps_events_and_summary(tmp_p
     assert summary["metric"] == result.metric
     assert summary["curve"] == [list(point) for point in result.curve]
     assert summary["recorded"]["steps"] == 20
+
+
+def test_gradients_are_looked_at_where_somebody_sees_what_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(GradientWatch, "observe", lambda _, parameters: looks.append(len(parameters)))
+    run(small_task(), steps=3)
+    assert looks == []
+    run(small_task(), steps=3, on_records=lambda records, events: None)
+    run(small_task(), steps=3, out=tmp_path)
+    assert len(looks) == 6
 
 
 def test_an_overflow_event_names_the_modules_that_went_non_finite(tmp_path: Path) -> None:

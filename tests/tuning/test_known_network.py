@@ -88,6 +88,15 @@ def test_a_study_that_began_without_facts_goes_on_without_them(tmp_path: Path) -
     assert len(read_result(tmp_path).trials) == 2
 
 
+def test_what_the_question_has_left_out_is_not_said_again() -> None:
+    why = "because this network has no BatchNorm."
+    left_out = f'[set_up]\nleft_out = ["less_bn is left out, {why}"]\n[confirm]'
+    said = parse_study(SHORT).on_network(PLAIN).not_drawn()
+    assert f"less_bn is not in effect {why}" in said
+    file = parse_study(SHORT.replace("[confirm]", left_out)).on_network(PLAIN)
+    assert file.not_drawn() == [one for one in said if "less_bn" not in one]
+
+
 def test_facts_are_no_part_of_the_question() -> None:
     file = parse_study(SHORT.replace("[confirm]", f"{GROUPS}true\n[confirm]"))
     known = file.on_network(RESIDUAL)
