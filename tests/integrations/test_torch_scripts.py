@@ -131,9 +131,8 @@ class Towers(nn.Module):
         super().__init__()
         self.user, self.item = nn.Linear(4, 6), nn.Linear(4, 6)
 
-    def forward(self, user, item=None, source=None):
-        match = (self.user(user) * (1.0 if item is None else self.item(item))).sum(1)
-        return ACTIVATION(match)
+    def forward(self, user, item, source=None):
+        return ACTIVATION((self.user(user) * self.item(item)).sum(1))
 
 
 def own_loss(model, batch):
@@ -144,6 +143,10 @@ def own_loss(model, batch):
 
 def by_name(model, batch):
     return nn.functional.binary_cross_entropy_with_logits(model(batch["user"], batch["item"]), batch["y"])
+
+
+def in_order(model, batch):
+    return nn.functional.binary_cross_entropy_with_logits(model(*batch[:-1]), batch[-1])
 
 
 users, items = torch.randn(2, 96, 4, generator=torch.Generator().manual_seed(1))
@@ -268,6 +271,12 @@ def test_a_task_of_the_user_s_is_copied_from_its_file(tmp_path: Path) -> None:
 _PAIRED, _NAMED = "(users[part], items[part], clicks[part])", "dict(user=users[part], item=items[part], y=clicks[part])"
 _FIELDS, _TUPLES = "Named(users[part], items[part], clicks[part])", "Pair(users[part], items[part], clicks[part])"
 _ALONE = "torch.stack([users[part], items[part]], 1)"
+_COMPARED = {  # where the loss is a function, and the metric compares what the model returns
+    "a mapping with a target": (_NAMED, "by_name"),
+    "a named tuple with a target": (_TUPLES, "own_loss"),
+    "fields with a target": (_FIELDS, "own_loss"),
+    "two inputs and a target": (_PAIRED, "in_order"),
+}
 _FORMS = ("fields", "named tuples", "fields as a whole", "named tuples as a whole", "a tensor alone")
 
 
@@ -283,9 +292,9 @@ _FORMS = ("fields", "named tuples", "fields as a whole", "named tuples as a whol
         (_FIELDS, "", "own_loss", "loss"),
         (_TUPLES, "", "own_loss", "loss"),
         (_ALONE, "", "own_loss", "loss"),
-        (_NAMED, "", "by_name", "accuracy"),
+        *((batch, "", loss, "accuracy") for batch, loss in _COMPARED.values()),
     ],
-    ids=["several inputs", "names", "probabilities", "logits", *_FORMS, "a mapping with a target"],
+    ids=["several inputs", "names", "probabilities", "logits", *_FORMS, *_COMPARED],
 )
 def test_a_script_calls_model_and_loss_with_what_a_batch_holds_as_the_task_does(
     tmp_path: Path, batch: str, activation: str, loss: str, metric: str

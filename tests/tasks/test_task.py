@@ -266,7 +266,7 @@ def test_a_named_tuple_is_taken_apart_by_name() -> None:
     accumulator = task.new_metric()
     task.update_metric(accumulator, model, batch)
     assert accumulator.compute() == pytest.approx(float((expected.argmax(1) == Y).float().mean()))
-    assert task.what_is_compared(batch) == ""
+    assert task.what_is_compared(model, batch) == ""
     other = small_task(loss=lambda model, batch: model(X).sum())  # its model takes one argument of another name
     assert torch.equal(other.predict(net := other.new_model(), batch), net(X))
 
@@ -280,10 +280,27 @@ def test_beside_a_loss_that_is_a_function_a_metric_finds_inputs_and_target_by_na
 
 
 @pytest.mark.parametrize(
+    ("model", "batch", "place"),
+    [(nn.Linear(3, 2), (X, Y, X > 0), "second"), (Weighing(3, 2), (X, X[:, :1], Y), "last")],
+    ids=["one input", "two inputs"],
+)
+def test_beside_a_loss_that_is_a_function_the_model_says_which_items_are_its_inputs(
+    model: nn.Module, batch: tuple[Tensor, ...], place: str
+) -> None:
+    """Of images, labels and masks the target is the second, of users, items and ratings the last."""
+    task = small_task(loss=lambda model, batch: model(X).sum())
+    accumulator = task.new_metric()
+    task.update_metric(accumulator, model, batch)
+    expected = model(X, X[:, :1]) if isinstance(model, Weighing) else model(X)
+    assert accumulator.compute() == pytest.approx(float((expected.argmax(1) == Y).float().mean()))
+    assert task.what_is_compared(model, batch).endswith(f"let the target be the {place}.")
+
+
+@pytest.mark.parametrize(
     ("batch", "words"),
     [
         (
-            (X, X, Y),
+            (X, Y),
             r"needs model\(batch\[0\]\), .*'weight'\); let a batch be a mapping or a named tuple with",
         ),
         (

@@ -77,7 +77,7 @@ class Weighted(nn.CrossEntropyLoss):
         (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss has no `label_smoothing` to set"),
         (F.mse_loss, "mse_loss has no `label_smoothing` to set"),
         (Weighted(), "Weighted has a forward of its own"),
-        (lambda model, batch: model(batch).sum(), "the loss is a function (model, batch), whose labels are its own; "),
+        (lambda model, batch: model(batch).sum(), "the loss is a function (model, batch); labels of "),
     ],
 )
 def test_a_criterion_says_whether_its_labels_can_be_smoothed(criterion: Any, reason: str) -> None:

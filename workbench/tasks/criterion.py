@@ -1,17 +1,15 @@
-"""Is a loss a criterion, of prediction and target, or a function of model and batch? And what the former needs."""
+"""Is a loss a criterion, of prediction and target, or a function of model and batch?"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.nn import functional as F
 
 from workbench.core.signatures import arguments_needed, why_not_called
-from workbench.core.wrapped_model import unwrapped
 from workbench.tasks.errors import TaskError
 
 # First parameter names that betray a criterion among the plain functions.
@@ -55,22 +53,3 @@ def is_criterion(loss: Any) -> bool:
             "wrap it in an nn.Module, or write `lambda model, batch: ...`"
         )
     return False
-
-
-def called_with_inputs(task: str, model: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Return what a model returns for a batch without its target.
-
-    Raises:
-        TaskError: When the model does not take so many, or these.
-    """
-    try:
-        return model(*inputs, **named)
-    except TypeError as error:
-        function = unwrapped(model).forward if isinstance(model, nn.Module) else model
-        if not (why_not := why_not_called(function, *inputs, **named)):
-            raise
-        given = ", ".join(named or [f"batch[{at}]" for at in range(len(inputs))])
-        raise TaskError(
-            f"task {task!r}: with a criterion as loss the model is called as model({given}), which it does not take "
-            f"({why_not}); write a function loss(model, batch) instead"
-        ) from error

@@ -22,22 +22,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from workbench.core import distributed as ranks
-from workbench.core.batch import (
-    TARGET_KEYS,
-    batch_size_of,
-    inputs_and_target,
-    is_object,
-    parts_by_name,
-    target_key,
-    tensor_of,
-)
+from workbench.core.batch import TARGET_KEYS, batch_size_of, is_object, tensor_of
 from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
 from workbench.core.out_of_memory import is_out_of_memory
-from workbench.core.signatures import arguments_needed, arguments_taken, why_not_called
-from workbench.core.wrapped_model import unwrapped
+from workbench.core.signatures import arguments_needed, why_not_called
 from workbench.tasks import batches as _batches
-from workbench.tasks.criterion import called_with_inputs, is_criterion
+from workbench.tasks.criterion import is_criterion
 from workbench.tasks.errors import TaskError
+from workbench.tasks.model_call import with_criterion, without_criterion
 
 _DIGESTED_BATCHES = 8
 _USUAL_KEYS = ("logits", "out", "prediction", "predictions", "output")  # Hugging Face's, torchvision's, anybody's
@@ -267,21 +259,17 @@ class Task:
             TaskError: When the loss cannot take the batch or what the model returns, or is no scalar tensor.
         """
         if self.has_criterion:
-            sides = inputs_and_target(batch)
-            if sides is None:
+            call = with_criterion(batch)
+            if call is None:
                 raise TaskError(
                     f"task {self.name!r}: with a criterion as loss every batch must be a pair (x, y), a longer tuple "
                     f"or a mapping with a target ({', '.join(TARGET_KEYS)}), got {_described(batch)}; write a "
                     "function loss(model, batch) instead"
                 )
-            inputs, named, target = sides
-            is_whole = is_object(batch)
-            if is_whole:
-                prediction = self.predict(model, batch)
-            else:
-                prediction = self._prediction(called_with_inputs(self.name, model, inputs, named))
+            of_object = is_object(batch)
+            prediction = self.predict(model, batch) if of_object else self._prediction(call.of(model, self.name))
             try:
-                loss = self.loss(prediction, target)
+                loss = self.loss(prediction, call.compared[1])
             except (AttributeError, TypeError) as error:  # what torch's criteria raise for anything but a tensor
                 if isinstance(prediction, Tensor):
                     raise
@@ -298,7 +286,8 @@ class Task:
 
         Args:
             model: The model, or anything called like it.
-            batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a mapping
+            batch: What the loss takes, if that is a criterion. Else a pair (``model(x)``), a longer tuple (the same, or
+                ``model(*batch[:-1])`` where the model needs that many), a mapping
                 (``model(**batch)``, without what the model does not take; a named tuple that holds a target is called
                 so, too), a dataclass (by name without the target, or ``model(batch)``), or anything else
                 (``model(batch)``). An object is given as it is, but by name to a model whose first argument has the
@@ -307,31 +296,7 @@ class Task:
         Raises:
             TaskError: When the model does not take such a batch.
         """
-        sides, function = inputs_and_target(batch), unwrapped(model).forward if isinstance(model, nn.Module) else model
-        if self.has_criterion and sides is not None and not is_object(batch):
-            return self._prediction(model(*sides[0], **sides[1]))
-        by_name: list[Any] = [((), sides[1])] if sides is not None else []
-        call, ways, parts = "model(batch)", [*by_name, ((batch,), {})], parts_by_name(batch)
-        if isinstance(batch, list | tuple):
-            call, ways = "model(batch[0])", [((batch[0],), {})]
-            if target_key(parts) is not None:
-                ways.insert(0, ((), arguments_taken(function, parts)))
-        elif isinstance(batch, Mapping):
-            call, ways = "model(**batch)", [((), arguments_taken(function, batch)), *by_name]
-        elif is_object(batch):
-            taken = arguments_taken(function, parts)
-            is_named = next(iter(arguments_needed(function)), "batch") in taken.keys() - {"batch"}
-            ways = [((), taken)] if is_named else [((batch,), {}), ((), taken)]
-        for inputs, named in ways:
-            if not (why_not := why_not_called(function, *inputs, **named)):
-                return self._prediction(model(*inputs, **named))
-        change = f"let a batch be a mapping or a named tuple with a target ({', '.join(TARGET_KEYS)})"
-        if parts:
-            change = f"name its arguments after the parts of the batch ({', '.join(map(str, parts))})"
-        raise TaskError(
-            f"task {self.name!r}: where the loss is a function, the metric {self.metric_name} needs {call}, which the "
-            f"model does not take ({why_not}); {change}, or use metric 'loss'"
-        )
+        return self._predicted(model, batch)[0]
 
     def batch_size_of(self, batch: Any) -> int:
         """Return the number of samples in a batch.
@@ -360,33 +325,42 @@ class Task:
             TaskError: When the metric needs a tensor and the model returns something else; a torchmetrics object takes
                 whatever a function as ``outputs`` gives.
         """
-        value_of = self.compute_loss if metric.needs == "loss" else self.predict
+        needs_loss = metric.needs == "loss"
+
+        def evaluated() -> tuple[Any, Any]:
+            return (self.compute_loss(model, batch), batch) if needs_loss else self._predicted(model, batch)
+
         try:
-            prediction = value_of(model, batch)
+            value, compared = evaluated()
         except RuntimeError as error:  # model or loss may differentiate by themselves, as no evaluation does
             if is_out_of_memory(error):
                 raise
             with torch.enable_grad():
-                prediction = value_of(model, batch)
-        if metric.needs == "loss":
-            metric.update(prediction, batch)
-            return
-        if tensor_of(prediction) is None and (isinstance(self.metric, str) or not callable(self.outputs)):
-            raise TaskError(self._not_a_tensor(prediction, f"the metric {self.metric_name}"))
-        sides = inputs_and_target(batch) if self.has_criterion else None
-        metric.update(prediction, batch if sides is None else (None, sides[-1]))
+                value, compared = evaluated()
+        no_tensor = not needs_loss and tensor_of(value) is None
+        if no_tensor and (isinstance(self.metric, str) or not callable(self.outputs)):
+            raise TaskError(self._not_a_tensor(value, f"the metric {self.metric_name}"))
+        metric.update(value, compared)
 
-    def what_is_compared(self, batch: Any) -> str:
+    def what_is_compared(self, model: Callable[..., Any], batch: Any) -> str:
         """Say what the metric compares where a batch does not: that of a function may hold its items in any order.
 
-        The sentence is empty where there is nothing to choose.
+        Args:
+            model: The model, or anything called like it.
+            batch: What the evaluation data yields.
+
+        Returns:
+            A sentence; empty where there is nothing to choose.
         """
         is_plain = self.has_criterion or not isinstance(batch, list | tuple) or len(batch) < 3
-        if is_plain or target_key(parts_by_name(batch)) or self.new_metric().needs == "loss":
+        if is_plain or self.new_metric().needs == "loss" or not (call := without_criterion(model, batch)).inputs:
             return ""
+        compared, place = "model(batch[0]) with batch[1]", "second"
+        if call.compared is not batch:
+            compared, place = "model(*batch[:-1]) with batch[-1]", "last"
         return (
-            f"Of the {len(batch)} items of a batch, the metric {self.metric_name} compares model(batch[0]) with "
-            "batch[1], since the loss is a function: let the target be the second."
+            f"Of the {len(batch)} items of a batch, the metric {self.metric_name} compares {compared}, since the loss "
+            f"is a function: let the target be the {place}."
         )
 
     def data_digest(self) -> str:
@@ -396,6 +370,18 @@ class Task:
         evaluation = _batches.digest_of_batches(self.evaluation_batches(0), _DIGESTED_BATCHES)
         training = _batches.digest_of_batches(_batches.endless_batches(self.train, 0), _DIGESTED_BATCHES)
         return f"first {_DIGESTED_BATCHES} batches sha256:{evaluation[:32]}{training[:32]}"
+
+    def _predicted(self, model: Callable[..., Any], batch: Any) -> tuple[Any, Any]:
+        """Return the prediction for a batch, and what a metric finds the target in."""
+        beside = with_criterion(batch) if self.has_criterion else None
+        try:
+            call = beside if beside is not None and not is_object(batch) else without_criterion(model, batch)
+        except ValueError as error:
+            raise TaskError(
+                f"task {self.name!r}: where the loss is a function, the metric {self.metric_name} needs {error}, or "
+                "use metric 'loss'"
+            ) from None
+        return self._prediction(call.of(model, self.name)), (beside or call).compared
 
     def _prediction(self, returned: Any) -> Any:
         chosen = self.outputs

@@ -52,7 +52,7 @@ def why_no_smoothing(criterion: Any) -> str:
         return f"{type(inner).__name__} has a forward of its own" if own else ""
     if isinstance(inner, nn.Module) or getattr(F, getattr(inner, "__name__", ""), None) is inner:
         return f"{getattr(inner, '__name__', type(inner).__name__)} has no `label_smoothing` to set"
-    return "the loss is a function (model, batch), whose labels are its own; give the criterion alone to smooth them"
+    return "the loss is a function (model, batch); labels of `nn.CrossEntropyLoss`, given as the loss, can be smoothed"
 
 
 def smoothed(criterion: Any, smoothing: float) -> Any:
