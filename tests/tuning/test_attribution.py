@@ -310,6 +310,15 @@ def test_taking_apart_goes_on_where_a_run_fails_and_may_come_to_the_baseline_its
     assert any(one.user_attrs.get("repeats") == 0 for one in trials)
 
 
+def test_the_interval_of_a_runtime_alone_is_its_own_since_o0_s_time_is_exactly_1(tmp_path: Path) -> None:
+    runner = SurfaceRunner(tmp_path, noise=0.002)
+    with begun_with(runner, space=SPACE) as (file, study, search):
+        number = search.run_given({"schedule.length": 1.0, "amp.level": "O2"}, {})
+        _, bar = Attributor(study, file, StepTimes(study, file, runner), search.run_given, None).take_apart(number)
+    assert bar.part == "amp O2 float16"
+    assert bar.low < bar.factor < bar.high
+
+
 def test_without_time_to_train_times_of_steps_are_measured_and_the_rest_once_there_is(tmp_path: Path) -> None:
     runner = SurfaceRunner(tmp_path, noise=0.002)
     with begun_with(runner, space=SPACE) as (file, study, search):

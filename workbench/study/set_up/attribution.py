@@ -318,8 +318,9 @@ class Attributor:
         return min(parts, key=needed)
 
     def _same_length(self, values: Mapping[str, Any], now: _Needed) -> _Needed:
-        step, whole = self._timed(values)
-        spread = math.log(step.high / step.low) / 3.92 if step.high > step.low > 0.0 else 0.0
+        (without, whole), (within, _) = self._timed(values), self._timed(now.values)
+        # Both are relative to O0, whose own scatter they share; without the part, it may be O0 itself.
+        spread = max(map(_spread, (without, within)))
         return replace(now, time=whole.ratio * max(now.length, 1.0), spread=spread, freedom=30)
 
     def _timed(self, values: Mapping[str, Any]) -> tuple[SpeedMeasured, SpeedMeasured]:
@@ -375,6 +376,11 @@ class Attributor:
 def _time_of(trial: FrozenTrial) -> float:
     """Return the total time of a trial's run relative to the baseline's."""
     return float(trial.user_attrs["speed"]["ratio"])
+
+
+def _spread(step: SpeedMeasured) -> float:
+    """Return the standard error of the logarithm of a relative time."""
+    return math.log(step.high / step.low) / 3.92 if step.high > step.low > 0.0 else 0.0
 
 
 def _bar(part: Part, needed: _Needed, now: _Needed) -> GainPart:
