@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from collections.abc import Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -75,6 +75,36 @@ def test_a_mapping_stays_of_its_kind() -> None:
     assert concatenated([defaults, defaults])["another"].tolist() == [0]
     assert type(mapped(MappingProxyType({"x": torch.ones(2)}), Tensor.double)) is dict  # it cannot be copied
     assert move_batch(batch, "cpu") is batch  # where it is already
+
+
+class Held(MutableMapping[str, Any]):
+    """A mapping that is no dict: it keeps its entries in one."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.parts = parts
+
+    def __getitem__(self, key: str) -> Any:
+        return self.parts[key]
+
+    def __setitem__(self, key: str, part: Any) -> None:
+        self.parts[key] = part
+
+    def __delitem__(self, key: str) -> None:
+        del self.parts[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+
+def test_a_mapping_of_one_s_own_class_stays_as_it_is_when_batches_are_made_of_it() -> None:
+    batch = Held(x=torch.ones(2))
+    merged, (half, _) = concatenated([batch, batch]), parts_of(batch, 2)
+    assert (type(merged), type(half)) == (Held, Held)
+    assert [len(one["x"]) for one in (merged, half, batch)] == [4, 1, 2]
+    assert mapped(batch, Tensor.double)["x"].dtype == torch.float64
 
 
 class Graphs:

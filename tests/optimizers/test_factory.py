@@ -44,6 +44,23 @@ def test_what_takes_sparse_gradients_trains_a_table_that_gives_them(name: str) -
     assert (table[0].weight != before).any(dim=1).tolist() == [False, True, False, True, False]
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "Muon", "thor"])
+def test_weights_that_are_slices_are_trained_as_whole_ones(name: str) -> None:
+    """Fused kernels of torch's walk through memory as if there were no gaps."""
+    trained = []
+    for is_slice in (False, True):
+        net = network()
+        columns = net[0].weight.detach().repeat(1, 2)[:, :4]
+        net[0].weight = nn.Parameter(columns if is_slice else columns.contiguous())
+        optimizer = build_optimizer(OptimizerConfig(name=name, lr=0.05), net)
+        for inputs in torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(1)):
+            optimizer.zero_grad()
+            net(inputs).square().mean().backward()
+            optimizer.step()
+        trained.append(net[0].weight.detach())
+    torch.testing.assert_close(*trained)
+
+
 def test_a_fused_kernel_that_is_wrong_for_a_format_is_not_used() -> None:
     """Torch 2.13's fused SGD leaves half of every vector of 16-bit weights as it was."""
     net = nn.Linear(32, 32, dtype=torch.bfloat16)

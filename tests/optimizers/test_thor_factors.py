@@ -213,6 +213,7 @@ def test_every_layer_is_sorted_with_a_reason() -> None:
             self.patched.forward = lambda x: x  # type: ignore[method-assign]
             self.frozen = nn.Linear(4, 4)
             self.frozen.requires_grad_(False)
+            self.turning = nn.Linear(4, 4, bias=False, dtype=torch.complex64)
             self.scale = nn.Parameter(torch.ones(()))
 
     net = Odd()
@@ -232,4 +233,5 @@ def test_every_layer_is_sorted_with_a_reason() -> None:
         "attention.in_proj_bias": "parameter of a MultiheadAttention",
         "attention.out_proj.weight": "MultiheadAttention uses it without calling its layer",
         "patched.weight": "its module's forward was replaced",
+        "turning.weight": "complex weight",
     }

@@ -452,6 +452,17 @@ def test_a_resumed_training_evaluates_its_average_with_the_same_statistics() -> 
     assert torch.equal(variance_used(from_earlier), whole.model.norm.running_var)
 
 
+def test_a_norm_that_rests_in_training_keeps_its_statistics() -> None:
+    """As a frozen body's in fine-tuning; training resumed in another process, too."""
+    whole, resumed = averaging(), averaging()
+    before = whole.model.norm.running_var.clone()
+    whole.model.norm.eval()
+    state = through_file(trained(whole).state_dict())
+    resumed.load_state_dict(state)
+    assert torch.equal(variance_used(whole), before)
+    assert torch.equal(variance_used(resumed), before)
+
+
 class CalledWithAnObject(Net):
     def forward(self, batch: Any) -> Tensor:
         return super().forward(batch.images)
@@ -461,7 +472,7 @@ def test_inputs_that_a_checkpoint_cannot_hold_are_left_out_of_it() -> None:
     boosted = averaging(CalledWithAnObject)
     boosted.backward(boosted.model(SimpleNamespace(images=images()[0][0])).sum())
     boosted.step()
-    assert through_file(boosted.state_dict())["average"] == {"inputs": []}
+    assert through_file(boosted.state_dict())["average"]["inputs"] == []
 
 
 def test_with_nothing_to_average_an_evaluation_touches_nothing() -> None:

@@ -150,6 +150,38 @@ def test_a_stopped_run_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> 
     assert exponents[0] == exponents[1]
 
 
+class WarmUp:
+    """A scheduler of one's own, with nothing but ``step()``."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.n_steps = optimizer, 0
+        self.step()
+
+    def step(self) -> None:
+        self.n_steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.01 * self.n_steps
+
+
+def _by_numpy(optimizer: torch.optim.Optimizer, total: int) -> Any:
+    """Return a scheduler that keeps numbers of numpy's, and an array."""
+    table = 0.5 * (1.0 + np.cos(np.pi * np.arange(total + 1) / total))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: table[step])
+    scheduler.table = table  # type: ignore[attr-defined]
+    return scheduler
+
+
+@pytest.mark.parametrize("scheduler", [_by_numpy, lambda one, _: WarmUp(one)], ids=["numbers of numpy's", "no state"])
+def test_whatever_the_scheduler_is_a_stopped_run_goes_on(scheduler: Any, tmp_path: Path) -> None:
+    task = dataclasses.replace(small_task(), scheduler=scheduler)
+    whole_folder, folder = checkpoints(tmp_path / "whole"), checkpoints(tmp_path / "cut")
+    train(task, NOTHING, checkpoints=whole_folder)
+    assert train(task, NOTHING, checkpoints=folder, stop=stopping_after(6)).stopped
+    train(task, NOTHING, checkpoints=folder)
+    for key, value in weights_in(whole_folder).items():
+        assert torch.equal(value, weights_in(folder)[key]), key
+
+
 class Noisy(Drawing):
     """A net that draws in its evaluation, too."""
 

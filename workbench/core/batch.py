@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from itertools import count
 from typing import Any
@@ -74,7 +75,9 @@ def with_entries(batch: Any, entries: Iterable[Any]) -> Any:
     names = batch if isinstance(batch, Mapping) else fields_of(batch) or {}
     named = dict(zip(names, entries, strict=True))
     if isinstance(batch, MutableMapping) and type(batch) is not dict:
-        twin = copy.copy(batch)  # keeps the attributes of a subclass
+        is_dict = isinstance(batch, dict | UserDict)
+        # A copy keeps the attributes of a subclass; of any other mapping it would share what holds the entries.
+        twin = copy.copy(batch) if is_dict else copy.deepcopy(batch, {id(entry): entry for entry in batch.values()})
         for key, entry in named.items():
             twin[key] = entry
         return twin

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd as ConvNd
 from torch.nn.modules.conv import _ConvTransposeNd as ConvTransposeNd
 from torch.nn.modules.loss import _Loss as LossModule
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -46,12 +47,22 @@ def has_kernel(device_type: str, operator: str) -> bool:
 
 def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
     """Return whether a fused kernel (``"_fused_sgd_"``, ``"_fused_adamw_"``) updates this parameter, and correctly."""
+    if has_gaps(parameter):
+        return False
     if parameter.device.type == "cpu":
         short = (torch.float16, torch.bfloat16)
         # torch 2.13: that of SGD leaves half of every vector of 16-bit weights as it was (37 equal ones, for example).
         known = (torch.float32, torch.float64, *(() if operator == "_fused_sgd_" else short))
         return parameter.dtype in known
     return parameter.is_floating_point() and has_kernel(parameter.device.type, operator)
+
+
+def has_gaps(tensor: Tensor) -> bool:
+    """Return whether a tensor is a part of another one's memory, as a slice of columns is.
+
+    Fused kernels go through memory without a stop, and would write to what lies in the gaps.
+    """
+    return not is_lazy(tensor) and torch.empty_like(tensor, device="meta").stride() != tensor.stride()
 
 
 def version_of(tensor: Tensor) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import compress
 from typing import Any
 
 import torch
@@ -38,14 +39,18 @@ class OptimizersAverage:
         self._optimizer = optimizer
         self._device = devices.device_of(model)
         self._inputs: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque(maxlen=_KEPT)
+        self._norms = norms_with_statistics(model)
+        # Those in evaluation mode while the model trains, as a frozen body's, keep the statistics that they have.
+        self._estimating = [True] * len(self._norms)
         #: Whether every forward pass has to call the model, whose inputs are kept.
-        self.keeps_inputs = bool(norms_with_statistics(model))
+        self.keeps_inputs = bool(self._norms)
         if self.keeps_inputs:
             model.register_forward_pre_hook(self._keep, with_kwargs=True)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if unwrapped(module).training:
             self._inputs.append((args, kwargs))
+            self._estimating = [norm.training for norm in self._norms]
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the last inputs, in host memory.
@@ -53,12 +58,14 @@ class OptimizersAverage:
         Those with objects that a checkpoint cannot hold are left out: statistics are estimated without them then.
         """
         kept = (inputs for inputs in self._inputs if _is_plain(inputs))
-        return {"inputs": [mapped(inputs, lambda tensor: tensor.detach().to("cpu", copy=True)) for inputs in kept]}
+        copies = [mapped(inputs, lambda tensor: tensor.detach().to("cpu", copy=True)) for inputs in kept]
+        return {"inputs": copies, "estimating": list(self._estimating)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Estimate statistics as where ``state_dict`` was taken; earlier checkpoints hold no inputs."""
         self._inputs.clear()
         self._inputs.extend(move_batch(inputs, self._device) for inputs in state.get("inputs", ()))
+        self._estimating = list(state.get("estimating", self._estimating))
 
     @contextlib.contextmanager
     def in_place(self, model: nn.Module, precision: Precision) -> Iterator[None]:
@@ -79,7 +86,7 @@ class OptimizersAverage:
     def _estimate_statistics_(self, model: nn.Module, autocast: contextlib.AbstractContextManager[Any]) -> None:
         if not self._inputs:
             return
-        norms = [(norm, norm.momentum) for norm in norms_with_statistics(model)]
+        norms = [(norm, norm.momentum) for norm in compress(self._norms, self._estimating)]
         training = [module for module in model.modules() if module.training]
         try:
             model.eval()  # as in the evaluation: without dropout

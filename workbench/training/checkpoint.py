@@ -23,6 +23,12 @@ from workbench.training.generator_states import generator_states, restore_genera
 
 _FORMAT = 1
 
+# Learning rates, and what schedulers keep, are numbers and arrays of numpy's where a user computes them with it.
+_NUMPY: list[Any] = [
+    *(np.dtype, np.ndarray, np.float64().__reduce__()[0], np.empty(0).__reduce__()[0]),
+    *{type(np.dtype(code)) for code in "?bhilqBHILQefdFD"},
+]
+
 
 def save_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler | None = None) -> None:
     """Write everything the next step depends on, atomically; ``scheduler`` is the learning-rate scheduler, if any.
@@ -71,7 +77,7 @@ def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
             with zipfile.ZipFile(path) as archive:
                 if (entry := archive.testzip()) is not None:
                     raise ValueError(f"its entry {entry} is damaged")
-        with torch.serialization.safe_globals([np.dtype, np.ndarray]):
+        with torch.serialization.safe_globals(_NUMPY):
             state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise

@@ -145,16 +145,20 @@ class Course:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the length of the run, and where the schedule stands."""
-        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        state_of = getattr(self.scheduler, "state_dict", None)  # a class of the user's may have none
+        scheduler = None if state_of is None else state_of()
         return {"total_steps": self.total_steps, "advanced": self.advanced, "scheduler": scheduler}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken, in a run of the same length, before the optimizer does."""
         if state.get("total_steps") is not None:
             self.begin(state["total_steps"])
-        self.advanced = state["advanced"]
+        before, self.advanced = self.advanced, state["advanced"]
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+        elif self.scheduler is not None:  # counts its steps; the rates are the optimizer's, which is loaded next
+            for _ in range(before, self.advanced):
+                self.scheduler.step()
 
     def _made(self, total_steps: int, passes: int, updates: int) -> Any:
         scheduler = self._methods.scheduler(self._optimizer, updates)

@@ -32,7 +32,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.core import devices
 from workbench.core import distributed as ranks
-from workbench.core.torch_internals import check_and_unscale_, version_of
+from workbench.core.torch_internals import check_and_unscale_, has_gaps, version_of
 from workbench.optim.host_copy import HostCopy
 
 T = TypeVar("T", bound=Tensor)
@@ -52,12 +52,7 @@ def dense_strides(parameter: Tensor) -> tuple[int, ...]:
 
 def needs_transfer(parameter: Tensor) -> bool:
     """Return whether Adam's kernel cannot go through a parameter where it lies, so that it travels in a bucket."""
-    return (
-        not parameter.is_cpu
-        or compute_dtype(parameter.dtype) != parameter.dtype
-        # The kernel would also write to what lies in the gaps of a view.
-        or dense_strides(parameter) != parameter.stride()
-    )
+    return not parameter.is_cpu or compute_dtype(parameter.dtype) != parameter.dtype or has_gaps(parameter)
 
 
 def make_buckets(

@@ -254,6 +254,8 @@ def _why_first_order(
         return "bias"
     if type(module).forward not in (nn.Linear.forward, nn.Conv2d.forward, nn.Embedding.forward) or key != "weight":
         return f"parameter of a {type(module).__name__}"
+    if parameter.is_complex():
+        return "complex weight"
     if "forward" in vars(module):
         return "its module's forward was replaced"
     if in_attention:
