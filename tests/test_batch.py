@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.kit.tasks import task_of
 from workbench import Task, train
 from workbench.core.batch import batch_size_of, held_by_object, mapped, move_batch
 from workbench.methods.batch.method import concatenated, parts_of
@@ -105,6 +107,20 @@ def test_a_mapping_of_one_s_own_class_stays_as_it_is_when_batches_are_made_of_it
     assert (type(merged), type(half)) == (Held, Held)
     assert [len(one["x"]) for one in (merged, half, batch)] == [4, 1, 2]
     assert mapped(batch, Tensor.double)["x"].dtype == torch.float64
+
+
+def test_the_data_set_of_a_loader_is_told_which_epoch_it_is() -> None:
+    class Told(torch.utils.data.TensorDataset):
+        epochs: list[int] = []  # noqa: RUF012
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    data = Told(torch.ones(4, 3), torch.ones(4, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    task = task_of(lambda: nn.Linear(3, 1), loader, loss=nn.MSELoss(), metric="loss")
+    assert len([*itertools.islice(task.batches(0), 6)]) == 6
+    assert data.epochs == [0, 1, 2]
 
 
 class Graphs:

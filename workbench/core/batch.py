@@ -23,6 +23,9 @@ from workbench.core import devices
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 """Names under which a mapping, a dataclass, a named tuple or an object holds the target."""
 
+EPOCH_HOLDERS = ("dataset", "sampler", "batch_sampler")
+"""What of a loader may have to be told which epoch it is, as the loader itself."""
+
 _NO_OBJECTS = (Tensor, np.ndarray, tuple, list, Mapping, str, bytes, int, float, type, nn.Module)
 
 
@@ -216,15 +219,21 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
             yield from tensors_of(entry)
 
 
-def tell_epoch(dataset: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of a dataset about to be iterated and of its samplers, if they have it.
+def told_of_epochs(loader: Any) -> Iterator[Callable[[int], Any]]:
+    """Yield ``set_epoch`` of a loader, of its data set and of its samplers, as far as they have it.
 
     Samplers that share an epoch's order between ranks have to be told which epoch it is.
     """
-    for holder in (dataset, getattr(dataset, "sampler", None), getattr(dataset, "batch_sampler", None)):
+    for holder in (loader, *(getattr(loader, name, None) for name in EPOCH_HOLDERS)):
         set_epoch = getattr(holder, "set_epoch", None)
         if callable(set_epoch):
-            set_epoch(epoch)
+            yield set_epoch
+
+
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader about to be iterated which epoch it is."""
+    for set_epoch in told_of_epochs(loader):
+        set_epoch(epoch)
 
 
 def n_batches_of(loader: Any) -> int | None:

@@ -105,10 +105,8 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
     if isinstance(metric, str):
         name = _ALIASES.get(metric.strip().lower(), metric.strip().lower())
         if name in METRIC_NAMES:
-            # Only here floating-point targets shaped like the outputs are one class each; else they are many labels.
-            one_hot = isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
-            ignored = getattr(loss, "ignore_index", None)
-            create = functools.partial(_creator, name, one_hot=one_hot, ignored=-100 if ignored is None else ignored)
+            one_hot, ignored = what_targets_are(loss)
+            create = functools.partial(_creator, name, one_hot=one_hot, ignored=ignored)
             if (name == "accuracy" or name in _CLASSIFICATION) and not says_its_kind(loss):
                 return name, True, lambda: _EitherKind(create("logits")(), create("probabilities")())
             return name, METRIC_NAMES[name] == "maximize", create(output_kind(loss))
@@ -129,6 +127,16 @@ def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], Me
         "with update(outputs, targets), compute() and reset(), such as torchmetrics', "
         f"{'and is missing' if metric is None else f'got {type(metric).__name__}'}"
     )
+
+
+def what_targets_are(loss: Any) -> tuple[bool, int]:
+    """Return whether floating-point targets shaped like the outputs are one class each, and the one that is ignored.
+
+    Beside any other loss than cross entropy such targets are many labels.
+    """
+    ignored = getattr(loss, "ignore_index", None)
+    is_cross_entropy = isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
+    return is_cross_entropy, -100 if ignored is None else ignored
 
 
 def is_function(metric: Any) -> bool:

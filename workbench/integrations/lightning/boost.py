@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Boost(Callback):
         seed: Seed of the freezing schedule.
         criterion: The attribute of the module that holds its criterion, whose labels the set-up may smooth; None takes
             its one attribute that is a loss of ``torch.nn``.
+        scheduler: Today's schedule as `workbench.apply` takes it; None for the schedulers of the module.
 
     Raises:
         ConfigError: When the configuration is not valid.
@@ -50,9 +52,17 @@ class Boost(Callback):
         trainer.fit(module, datamodule)
     """
 
-    def __init__(self, config: ConfigLike, *, level: str = "O1", seed: int = 0, criterion: str | None = None) -> None:
+    def __init__(
+        self,
+        config: ConfigLike,
+        *,
+        level: str = "O1",
+        seed: int = 0,
+        criterion: str | None = None,
+        scheduler: Callable[[Any, int], Any] | None = None,
+    ) -> None:
         self.config = read_config(config)
-        self.level, self.seed, self.criterion = level, seed, criterion
+        self.level, self.seed, self.criterion, self.scheduler = level, seed, criterion, scheduler
         self.config.resolve(level)  # so that a level that is none shows here
         self._plugin: BoostPrecision | None = None
         self._batches: RunBatches | None = None

@@ -61,7 +61,9 @@ class BoostPrecision(Precision):
         total, boost = self._total_steps(), self._boost
         name, network = network_of(module)
         criterion_name, criterion = criterion_of(module, boost.criterion)
-        scheduler = course_of(optimizers[0], lr_schedulers, total, self._trainer.num_training_batches)
+        scheduler = boost.scheduler
+        if scheduler is None:
+            scheduler = course_of(optimizers[0], lr_schedulers, total, self._trainer.num_training_batches)
         self.boosted = boosted = apply(
             boost.config,
             network,

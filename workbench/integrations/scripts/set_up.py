@@ -10,9 +10,9 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader, default_collate
 
 from workbench.config import BoostConfig, Plan
-from workbench.core.batch import held_by_object
+from workbench.core.batch import held_by_object, told_of_epochs
 from workbench.core.loader import is_plain
-from workbench.core.metrics import is_function, output_kind, says_its_kind
+from workbench.core.metrics import is_function, output_kind, says_its_kind, what_targets_are
 from workbench.core.own_generators import kept_generators
 from workbench.core.step_optimizer import held_parameters
 from workbench.core.torch_internals import step_hooks
@@ -74,16 +74,20 @@ class Pieces:
     outputs_are: str = "logits"  # or "probabilities", ...; "unclear" where the loss does not say
     metric: Metric = "loss"
     metric_name: str = "loss"
+    one_hot: bool = False  # whether targets may be probabilities of the classes
+    ignored: int = -100  # the target that an accuracy leaves out
     has_scheduler: bool = False
     has_collate: bool = False  # whether the loader has a collate_fn of its own, or may have one
     has_objects: bool = False  # whether a batch may be an object, as one of graphs
+    tells_epoch: bool = False  # whether a loader, its data set or its sampler may ask which epoch it is
 
 
 def pieces_of(task: Task | None) -> Pieces:
     """Look at a task and say how its pieces are called; data of the user's are not opened."""
     if task is None:
         return Pieces()
-    reason = why_no_smoothing(task.loss)
+    reason, (one_hot, ignored) = why_no_smoothing(task.loss), what_targets_are(task.loss)
+    is_unknown = takes_seed(task.train) and task.spec not in BUILT_IN  # what a function of the user's returns
     named: dict[str, Metric] = {"accuracy": "accuracy", "loss": "loss", "bits_per_byte": "bits_per_byte"}
     kind = named.get(task.metric_name, "loss")
     if not isinstance(task.metric, str):
@@ -98,9 +102,12 @@ def pieces_of(task: Task | None) -> Pieces:
         outputs_are=output_kind(task.loss) if says_its_kind(task.loss) else "unclear",
         metric=kind,
         metric_name=task.metric_name if kind != "loss" else "loss",
+        one_hot=one_hot,
+        ignored=ignored,
         has_scheduler=task.scheduler is not None,
-        has_collate=_has_collate(task.train) or (takes_seed(task.train) and task.spec not in BUILT_IN),
-        has_objects=_has_objects(task.train),
+        has_collate=is_unknown or _has_collate(task.train),
+        has_objects=is_unknown or _has_objects(task.train),
+        tells_epoch=is_unknown or any(told_of_epochs(task.train)),
     )
 
 

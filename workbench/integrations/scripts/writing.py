@@ -16,7 +16,7 @@ import jinja2
 
 from workbench.config import BOOST_SECTIONS
 from workbench.config.mindspore_notes import mindspore_notes
-from workbench.core.batch import TARGET_KEYS
+from workbench.core.batch import EPOCH_HOLDERS, TARGET_KEYS
 from workbench.core.records import ExportedScript
 from workbench.integrations import lightning, mindspore_model, torch_loop, transformers
 from workbench.integrations.carried import ACCUMULATION, Carried, choices
@@ -34,6 +34,7 @@ _STANDARD = (
     "itertools",
     "json",
     "math",
+    "operator",
     "pickle",
     "time",
 )
@@ -142,6 +143,7 @@ def _rendered(template: str, world: Framework, set_up: SetUp, answer: Carried, o
         pieces=pieces,
         passes=set_up.passes,
         target_keys=TARGET_KEYS,
+        epoch_holders=EPOCH_HOLDERS,
         worths=worths,
         micro_batches=ACCUMULATION[0],
         config_file=f"boost_config.{set_up.target}.json",
