@@ -297,6 +297,8 @@ def tune(
             raise tuning.StudyError("`ray` needs a task that the processes in the cluster can load by its name")
         jobs = 1
     if given is not None:
+        if fresh and storage is not None:  # before anything is written
+            raise tuning.StudyError("`fresh` archives a file in the study's folder; with `storage`, rename the task")
         study = tuning.begin_study(
             given,
             minutes=None if timeout is None else timeout / 60.0,
@@ -308,7 +310,7 @@ def tune(
             stop=stop or (lambda: False),
             jobs=jobs,
         )
-        fresh = fresh and (study / "study.db").exists()
+        fresh = False  # what was there is archived
     elif (steps, epochs, allowed_drop) != (None, None, None):
         raise tuning.StudyError(
             f"{study} is a study, whose study.toml sets how long a run is and what it may lose; `steps`, `epochs` and "

@@ -6,14 +6,15 @@ import io
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.cli.test_output import terminal
 from tests.reports.synthetic_study import PARTS, candidate, fastest_study
 from workbench import study as tuning
-from workbench.cli.study_commands import _print_result, status
+from workbench.cli import app
+from workbench.cli.study_commands import _print_result
 from workbench.cli.waterfall import waterfall_rows
 from workbench.core.records import GainPart
 from workbench.study.store import status_file
@@ -75,31 +76,38 @@ def test_a_row_of_the_waterfall_fits_into_eighty_columns(
     assert len(row) <= 80
 
 
-def test_status_says_who_is_at_work_and_in_which_phase(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def status(*options: str) -> str:
+    """Return what ``workbench status fastest`` prints."""
+    return CliRunner().invoke(app, ["status", "fastest", *options], catch_exceptions=False).output
+
+
+def test_status_says_who_is_at_work_and_in_which_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     known = KeptStatus(fastest_study(), process=4711, phase="attribution", age_seconds=3.0)
     monkeypatch.setattr(status_file, "read_status", lambda _: known)
-    status(Path("fastest"), None, False)
-    assert "process 4711 is working on it (attribution); this is what it wrote 3 s ago" in capsys.readouterr().out
-    status(Path("fastest"), None, True)
-    at_work = json.loads(capsys.readouterr().out)["at_work"]
+    assert "process 4711 is working on it (attribution); this is what it wrote 3 s ago" in status()
+    at_work = json.loads(status("--json"))["at_work"]
     assert at_work == {"process": 4711, "phase": "attribution", "age_seconds": 3.0}
 
 
-def test_status_says_what_its_speeds_are_of_and_what_was_left_out(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_says_what_its_speeds_are_of_and_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     study = replace(fastest_study(), messages=["Measured beside other work."])
     monkeypatch.setattr(tuning, "read_result", lambda *_, **__: study)
-    status(Path("fastest"), None, False)
-    out = capsys.readouterr().out
-    assert f"2 of at most {study.n_trials} trials finished" in out
+    out = status()
+    assert "2 trials finished" in out
     assert "speed per run" in out
     assert "per step" not in out
     assert out.count(study.left_out[0]) == 1
     assert f"o1: {study.headlines['o1']}" in out
-    status(Path("fastest"), None, True)
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(status("--json"))
     assert told["exports"]["o1"]["tuned_plain"]["speedup"] == 1.6
     assert [part["part"] for part in told["exports"]["o1"]["attribution"]] == [part.part for part in PARTS]
+
+
+def test_the_next_command_names_the_storage_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it that command would begin the study again, in the folder; of the environment's it knows."""
+    study = replace(fastest_study(), exported={})
+    monkeypatch.setattr(tuning, "read_result", lambda *_, **__: study)
+    where = "postgresql://me:secret@server/studies"
+    assert "next: workbench tune fastest --storage 'postgresql://me:***@server/studies'" in status("--storage", where)
+    monkeypatch.setenv("WORKBENCH_STORAGE", where)
+    assert status().splitlines()[-1] == "next: workbench tune fastest"

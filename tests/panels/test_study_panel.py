@@ -142,12 +142,12 @@ def finished(finished_panel: tuple[StudyPanel, list[Path]], tmp_path: Path) -> P
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, finished: Path) -> Told:
     """Return a function from whose call on no study is run: options are noted, and the finished one is the answer."""
-    options: list[dict[str, Any]] = []
+    options, answer = list[dict[str, Any]](), read_result(finished)
 
     def tune(folder: Path, *, on_progress: Any, stop: Any, **asked: Any) -> StudyResult:
         assert not stop()
         options.append(asked)
-        return read_result(finished)
+        return answer
 
     def instead() -> list[dict[str, Any]]:
         monkeypatch.setattr("workbench.api.tune", tune)
@@ -213,10 +213,10 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Make, finished
     assert panel.bar.value == panel.bar.max
     assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
     panel._opened(replace(panel.study, exported={}, objective="time_to_quality"))
-    assert text_in(panel.progress_text) == "2 of at most 2 trials finished; Continue resumes the search"
+    assert text_in(panel.progress_text) == "2 trials finished; Continue resumes the search"
     write_status(finished, panel.study, stamp_of(finished), phase="attribution")
     panel._opened(panel.study)
-    at_work = "attribution, 2 of at most 2 trials finished; another command is at work on it"
+    at_work = "attribution, 2 trials finished; another command is at work on it"
     assert text_in(panel.progress_text) == at_work
     panel.folder.value = str(finished.parent / "another")
     assert panel.machine.wait_for(PanelState.IDLE, timeout=0.0)
@@ -469,7 +469,9 @@ def test_another_question_asks_for_a_fresh_start(made: Make, finished: Path, tol
     ended(panel)
     assert not panel.fresh_button.is_present
     assert read_study(finished).study.budget_steps == 5
-    assert asked == [{"task": task, "jobs": None, "fresh": True}]
+    assert asked == [{"task": task, "jobs": None, "fresh": False}]
+    (archived,) = (finished / "archive").iterdir()
+    assert (archived / "study.toml").read_text() == text
 
 
 def test_more_trials_are_no_other_question_but_wait_for_another_process_that_tunes(

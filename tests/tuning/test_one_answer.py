@@ -205,7 +205,7 @@ def test_every_place_counts_the_same(finished: Path, capsys: pytest.CaptureFixtu
     assert told.endswith("besides 1 not begun")
     assert not result.is_over
     results = (finished / "result" / "results.md").read_text(encoding="utf-8")
-    assert f"10 trials finished, at most 10 were asked for: {told}." in results
+    assert f"10 of 10 trials finished: {told}." in results
     page = (finished / "result" / "report.html").read_text(encoding="utf-8")
     assert f'<span class="value">10</span><span class="note">{told}</span>' in page
     table = page.partition('<div class="trials">')[2].partition("</script>")[0]

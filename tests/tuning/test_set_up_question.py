@@ -18,14 +18,16 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset
 
+from workbench import api
 from workbench.config import NetworkFacts
 from workbench.core import devices
 from workbench.study.ask.search_space import suggest
 from workbench.study.ask.set_up_question import SetUpQuestion, ask
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
 from workbench.study.ask.task_study import begin_study, folder_of, threads_and_places
-from workbench.study.errors import StudyError
+from workbench.study.errors import StudyBusyError, StudyError
 from workbench.study.run.warm_up import NO_WARM_UP
+from workbench.study.store.storage import holding_study
 from workbench.tasks import Task
 from workbench.tasks.errors import TaskError
 from workbench.tasks.loading import load_task
@@ -759,6 +761,44 @@ def test_another_question_than_the_one_that_is_there_is_refused(here: Path, othe
     with pytest.raises(StudyError, match="--fresh starts a new one"):
         begin_study(task, minutes=60.0, device="cpu", **other)
     begin_study(task, minutes=60.0, device="cpu", fresh=True, **other)
+
+
+@pytest.mark.parametrize("limit", [{"epochs": math.inf}, {"minutes": math.inf}, {"minutes": math.nan}], ids=str)
+def test_a_limit_without_end_is_refused(here: Path, limit: dict[str, float]) -> None:
+    with pytest.raises(StudyError, match="must be a finite number, got (inf|nan)"):
+        begin_study(regression(), device="cpu", **{"epochs": 2.0} | limit)
+
+
+@pytest.mark.parametrize("drop", [0, 1, 0.5], ids=str)
+def test_the_same_drop_may_be_asked_again(here: Path, drop: float) -> None:
+    task = regression(steps=24)
+    folder = begin_study(task, minutes=60.0, device="cpu", allowed_drop=drop)
+    assert begin_study(task, minutes=60.0, device="cpu", allowed_drop=drop) == folder
+
+
+def test_a_study_that_is_replaced_is_archived_with_its_own_question_but_not_while_it_is_tuned(here: Path) -> None:
+    task, notes = regression(steps=24), list[str]()
+    folder = begin_study(task, minutes=60.0, device="cpu")
+    (folder / "study.db").touch()
+    question = (folder / "study.toml").read_text()
+    again: dict[str, Any] = {"minutes": 30.0, "device": "cpu", "fresh": True, "on_note": notes.append}
+    with holding_study(folder), pytest.raises(StudyBusyError, match="is being tuned by"):
+        begin_study(task, **again)
+    assert (folder / "study.toml").read_text() == question
+    begin_study(task, **again)
+    (archived,) = (folder / "archive").iterdir()
+    assert (archived / "study.db").exists()
+    assert (archived / "study.toml").read_text() == question != (folder / "study.toml").read_text()
+    assert notes[-1] == f"The earlier study is archived in {archived}."
+
+
+def test_a_study_in_another_storage_is_not_replaced_before_anything_is_known(here: Path) -> None:
+    task = regression(steps=24)
+    folder = begin_study(task, minutes=60.0, device="cpu")
+    question = (folder / "study.toml").read_text()
+    with pytest.raises(StudyError, match="with `storage`, rename the task"):
+        api.tune(task, minutes=30.0, fresh=True, storage="sqlite:///elsewhere.db")
+    assert (folder / "study.toml").read_text() == question
 
 
 def test_a_task_of_the_same_name_from_another_place_is_refused(here: Path) -> None:

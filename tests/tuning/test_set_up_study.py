@@ -272,6 +272,14 @@ def test_a_finished_study_is_not_trained_any_further(searched: Searched) -> None
     assert told.attribution == result.attribution
 
 
+def test_a_range_may_hold_one_value(tmp_path: Path) -> None:
+    space = f'{LINEAR}\n"schedule.warmup" = {{low = 0.1, high = 0.1}}'
+    result = run(write(tmp_path, space=space, n_trials=30, **SEARCH_ALONE))
+    drawn = [one.parameters["schedule.warmup"] for one in result.trials if "schedule.warmup" in one.parameters]
+    assert len(drawn) > 15
+    assert set(drawn) == {0.1}
+
+
 def test_a_search_may_choose_between_lists(tmp_path: Path) -> None:
     space = LINEAR + '\n"optimizer.betas" = [[0.9, 0.999], [0.8, 0.99]]'
     folder = write(tmp_path / "study", space=space, plain_runs=0, n_trials=3, **SEARCH_ALONE)

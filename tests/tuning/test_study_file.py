@@ -76,6 +76,14 @@ def test_baseline_sections_and_dotted_keys_mean_the_same() -> None:
             "`batch.factor` changes what a step is",
         ),
         (minimal() + '[baseline]\n"batch.factor" = 4.0\n', "ask it with `study.objective"),
+        (
+            minimal(objective='"time_to_quality"') + "[set_up]\nplain_rates = [0.0, 0.02]\n",
+            "`set_up.plain_rates`: `optimizer.lr` must be greater than 0, got 0.0",
+        ),
+        (
+            minimal(objective='"time_to_quality"') + '[set_up]\nplain_shape = "lineer"\n',
+            'did you mean "linear"?',
+        ),
         (minimal(patience=0), "`study.patience` must be at least 1, got 0"),
         (minimal(patience=2.5), "`study.patience` must be a whole number"),
         (minimal(patients=3), 'unknown key "patients" in section "study"; did you mean "patience"?'),

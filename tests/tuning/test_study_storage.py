@@ -190,6 +190,17 @@ def test_a_trial_that_ends_three_workers_is_given_up(study: optuna.Study, here: 
     assert study.ask().number == 1
 
 
+def test_o0_is_never_given_up_since_it_has_to_stay_trial_0(
+    study: optuna.Study, here: Forgetful, there: Forgetful
+) -> None:
+    study.enqueue_trial({}, user_attrs={"baseline": True})
+    for _ in range(4):
+        begun = study.ask()
+        assert begun.number == 0
+        assert there.put_back(there.running(study._study_id)[0], died=True)
+        here.forget(begun._trial_id)
+
+
 def test_a_trial_that_is_handed_back_is_never_given_up(study: optuna.Study, here: Forgetful) -> None:
     for _ in range(5):
         trial = study.ask()

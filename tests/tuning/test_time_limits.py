@@ -251,8 +251,8 @@ def test_more_seeds_for_what_is_undecided_come_before_the_search(tmp_path: Path)
     assert "the confirmation, for which more seeds are asked, goes on before the search does" in told
     assert len(states(tmp_path)) == n_trials
     assert [len(one.metrics) for one in more.candidates if one.label == undecided.label] == [12]
-    tune(tmp_path, **options)
-    assert len(states(tmp_path)) > n_trials
+    tune(tmp_path, confirm_seeds=12, **options)
+    assert len(states(tmp_path)) > n_trials, "the same command again: those seeds are there"
 
 
 def test_a_worker_ends_at_its_limit_and_puts_its_trial_back(tmp_path: Path, clock: Clock) -> None:

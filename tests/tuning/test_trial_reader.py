@@ -48,6 +48,7 @@ CHANGES = {
     "parameter": "UPDATE trial_params SET param_value = param_value / 2 WHERE trial_id = 2",
     "report": "UPDATE trial_intermediate_values SET intermediate_value = 0.25 WHERE trial_id = 2",
     "attribute": "UPDATE trial_user_attributes SET value_json = replace(value_json, 'manual', 'auto')",
+    "name that is no text": "UPDATE trial_user_attributes SET key = x'ff' WHERE trial_user_attribute_id = 2",
     "state": "UPDATE trials SET state = 'PRUNED' WHERE trial_id = 2",
     "number": "UPDATE trials SET number = 7 WHERE trial_id = 2",
     "study": """UPDATE study_user_attributes SET value_json = '{"o1": 0.05}' WHERE key = 'target'""",

@@ -125,7 +125,10 @@ def tune(
     with (
         only_result_on_stdout(json),
         progress_bar(1, "loading the study") as bar,
-        saying_on_ctrl_c(f"interrupted; everything finished is saved, `workbench tune {quoted(study)}` continues"),
+        saying_on_ctrl_c(
+            f"interrupted; everything finished is saved, `workbench tune {quoted(study)}{_as_given(context, storage)}` "
+            "continues"
+        ),
     ):
         loaded = threading.Event()
         if ray is None and section is not None and ranks == 1:
@@ -192,14 +195,22 @@ def worker(
         return
     finished = f"{result.finished} of {result.n_trials} trials finished"
     say(f"{result.name}: {finished}, {result.finished_here} by this worker in {format_duration(result.seconds)}")
-    source = context.get_parameter_source("storage")
-    given = source is not None and source.name == "COMMANDLINE"  # from the environment the next command has it, too
-    with_storage = f" --storage {quoted(result.storage)}" if given else ""
+    with_storage = _as_given(context, result.storage)
     if result.complete:
         asked = f" --trials {trials}" if trials else ""
         say(f"next: workbench tune {quoted(study)}{with_storage}{asked} confirms the best and exports")
     else:
         say(f"next: workbench worker {quoted(study)}{with_storage} continues")
+
+
+def _as_given(context: typer.Context, storage: str | None) -> str:
+    """Return the option that names the database for a next command; the environment gives it to that by itself."""
+    source = context.get_parameter_source("storage")
+    if storage is None or source is None or source.name != "COMMANDLINE":
+        return ""
+    from workbench.core.credentials import hide_passwords
+
+    return f" --storage {quoted(hide_passwords(storage))}"
 
 
 def _parse_allowed_drop(text: str | None) -> float | str | None:
@@ -212,7 +223,9 @@ def _parse_allowed_drop(text: str | None) -> float | str | None:
         raise typer.BadParameter(f'--allowed-drop must be a number or a share such as "2 %", got {text!r}') from None
 
 
-def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool = JsonOption) -> None:
+def status(
+    context: typer.Context, study: Path = StudyArgument, storage: str = StorageOption, json: bool = JsonOption
+) -> None:
     """Show how far a study has got, its best trials and its verdicts."""
     from workbench.study.store.status_file import read_status
 
@@ -253,7 +266,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     _print_answer(result)
     _print_files(result, "exported")
     if not result.exported or "waiting" in counts.others:
-        say(f"next: workbench tune {quoted(study)}")
+        say(f"next: workbench tune {quoted(study)}{_as_given(context, storage)}")
 
 
 def export(

@@ -309,9 +309,9 @@ class StudyResult:
 
     @property
     def progress(self) -> str:
-        """How many trials have finished, of how many; a search for set-ups mostly ends with its time."""
-        at_most = "at most " if self.objective == "time_to_quality" else ""
-        return f"{self.counts.n_finished} of {at_most}{self.n_trials} trials finished"
+        """How many trials have finished, and of how many; a search for set-ups ends with its time, and adds its own."""
+        of = "" if self.objective == "time_to_quality" else f"of {self.n_trials} "
+        return f"{self.counts.n_finished} {of}trials finished"
 
     @property
     def choice_sentences(self) -> list[str]:

@@ -96,6 +96,8 @@ class RunOverlay:
             if name not in self._curves:
                 kit.close_recursively(box)
         self.boxes = {name: self.boxes.get(name) or self._box(name) for name in self._curves}
+        if self.boxes and (sentence := self._list.children[0]) not in self.boxes.values():
+            kit.close_recursively(sentence)
         self._list.children = tuple(self.boxes.values()) or self._list.children
 
     def _box(self, name: str) -> Any:

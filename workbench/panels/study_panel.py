@@ -247,6 +247,7 @@ class StudyPanel(WorkPanel):
         from workbench import api
         from workbench import study as studies
         from workbench.study.answer.result import StudyReader
+        from workbench.study.store.storage import archive_idle_study
 
         self._reader.wait()  # Optuna's verbosity and the warnings filter belong to one thread at a time
         if text is None:
@@ -268,6 +269,8 @@ class StudyPanel(WorkPanel):
         path = folder / "study.toml"
         before = path.read_text(encoding="utf-8") if path.exists() else None
         if before != text:
+            if options["fresh"]:
+                options["fresh"] = archive_idle_study(folder) is None  # with its own file
             folder.mkdir(parents=True, exist_ok=True)
             write_text_atomically(path, text)
         seen, reader = list[Any](), StudyReader(folder)

@@ -25,7 +25,7 @@ import sqlalchemy
 from optuna.trial import FrozenTrial
 
 from workbench.core.credentials import hide_passwords
-from workbench.core.records import TrialRecord, objective_title
+from workbench.core.records import TrialRecord, objective_title, timed_per
 from workbench.core.trial_counts import outcome_of
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import metric_scale_of
@@ -221,7 +221,8 @@ def trial_note(trial: TrialRecord, attributes: Mapping[str, Any]) -> str:
     lines = [f"{_FIRST_WORDS}{trial.level}): {trial.summary or 'nothing'}", ""]
     if math.isfinite(trial.relative_step_time):
         speed, low, high = trial.speed
-        lines.append(f"* {speed:.2f} x the speed of O0 per step ({low:.2f} to {high:.2f})")
+        objective = attributes.get("study_file", {}).get("study", {}).get("objective", "")
+        lines.append(f"* {speed:.2f} x the speed of O0 {timed_per(objective)} ({low:.2f} to {high:.2f})")
     if math.isfinite(trial.metric):
         worse = f"{trial.metric_deficit:+.4g}" if math.isfinite(trial.metric_deficit) else "unknown"
         metric = metric_scale_of(attributes).name

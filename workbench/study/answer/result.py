@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import warnings
@@ -36,6 +37,8 @@ from workbench.study.set_up.standing import SURE, baseline_metrics, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing, tuned_plain_of
 from workbench.study.store import storage as kept
 from workbench.study.store.stored_records import candidates_of, keep, trials_of
+from workbench.study.store.study_storage import StudyStorage
+from workbench.study.store.trial_ids import storage_of
 
 __all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer", "write_note"]
 
@@ -199,7 +202,7 @@ def _result(
     attributes, trials = study.user_attrs, _judged(study, file)
     metric, drops = metric_scale_of(attributes), attributes.get("allowed_drops", {})
     # Sentences were stored with a command; the study's folder may be called otherwise by now.
-    here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
+    here = f"`workbench tune {shlex.quote(str(directory))}{_elsewhere(study, directory)} --confirm-seeds "
     candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
     as_given = "O0 is exported: no training is needed for the quality that is asked."
     choices: dict[str, Choice] = {}
@@ -238,6 +241,15 @@ def _result(
         shortened=None if (today := file.set_up.todays_steps) is None else (file.study.budget_steps, today),
         doubt=learns_nothing(study, file),
     )
+
+
+def _elsewhere(study: optuna.Study, directory: Path) -> str:
+    """Return the option that names a study's database; empty for the file beside it, or where the environment does."""
+    storage = storage_of(study)
+    if not isinstance(storage, StudyStorage) or os.environ.get("WORKBENCH_STORAGE"):
+        return ""
+    url = storage.engine.url.render_as_string(hide_password=False)
+    return "" if url == kept.default_storage(directory) else f" --storage {shlex.quote(kept.shown_url(url))}"
 
 
 def _with_messages(result: StudyResult, study: optuna.Study, file: StudyFile, more: Sequence[str]) -> StudyResult:

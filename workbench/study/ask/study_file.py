@@ -307,6 +307,12 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
                 base.with_values({path: value})
             except ConfigError as error:
                 raise StudyError(f"[set_up.runtime] {error}") from None
+    plain = [("plain_rates", file.set_up.plain_rate, rate) for rate in file.set_up.plain_rates]
+    for key, path, value in [("plain_shape", "schedule.shape", file.set_up.plain_shape), *plain]:
+        try:
+            base.with_values({path: value})
+        except ConfigError as error:
+            raise StudyError(f"`set_up.{key}`: {error}") from None
     _check_warm_up(file)
     factors = [
         base.leaves()["batch.factor"],

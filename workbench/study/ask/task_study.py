@@ -54,20 +54,24 @@ def begin_study(
 
     ``minutes`` are for the search (None is 15), by ``jobs`` processes (None for as many as have idle cores). ``steps``
     or ``epochs`` is how long the task is trained today (None for the task's own). ``allowed_drop`` is in the metric's
-    unit or a share ("2 %"). ``fresh`` replaces an existing study, ``folder`` takes the place of `folder_of`, and
+    unit or a share ("2 %"). ``fresh`` archives an existing study, ``folder`` takes the place of `folder_of`, and
     ``on_note`` gets what is left out and why, and what the time allows. ``stop`` is asked at each batch of the look.
 
     Raises:
         StudyError: When the length of today's training is missing or given twice, the drop is not valid, the time is
-        too short, or the study that is there asks another question.
+        too short, or the study that is there asks another question or is being tuned.
         StudyStoppedError: When ``stop`` returned True; nothing is written then.
     """
     from workbench.core import devices
+    from workbench.study.store.storage import archive_idle_study, holding_study
     from workbench.tasks.stoppable_task import StoppedError, stoppable
     from workbench.training.task_look import epoch_batches, look_at
 
     folder = folder_of(task) if folder is None else folder
     _check_drop(allowed_drop)
+    for name, number in (("epochs", epochs), ("minutes", minutes)):
+        if number is not None and not math.isfinite(number):
+            raise StudyError(f"`{name}` must be a finite number, got {number}")
     if steps is not None and epochs is not None:
         raise StudyError("`steps` and `epochs` mean the same thing; give only one of them")
     if (folder / "study.toml").exists() and not fresh:
@@ -77,6 +81,9 @@ def begin_study(
         if asked_before.set_up.shortened:
             on_note(asked_before.set_up.shortened)
         return folder
+    if fresh and folder.exists():
+        with holding_study(folder):  # where it is being tuned, this is told before the look
+            pass
     length = _steps(task, steps, epochs, epoch_batches(task))
     try:
         look = look_at(stoppable(task, stop), devices.select_device(device), length)
@@ -92,6 +99,8 @@ def begin_study(
         if sentence:
             on_note(sentence)
     parse_study(question.text)  # nothing is written that could not be read
+    if fresh and (archived := archive_idle_study(folder)) is not None:
+        on_note(f"The earlier study is archived in {archived}.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text_atomically(folder / "study.toml", question.text)
@@ -174,12 +183,17 @@ def _check_same_question(folder: Path, task: Task, steps: int | None, allowed_dr
             f"{folder} is about {file.study.task}, not {task.spec}; give the task another name, or {fresh}"
         )
     asked = file.allowed_drop.o1
-    if allowed_drop is not None and str(allowed_drop).replace(" ", "") != str(asked).replace(" ", ""):
+    if allowed_drop is not None and _comparable(allowed_drop) != _comparable(asked):
         kept = "the default drop" if asked is None else f"an allowed drop of {asked}"
         raise StudyError(f"{folder} asks with {kept}, not {allowed_drop}; {fresh}")
     if steps not in (None, file.study.budget_steps, file.set_up.todays_steps):
         raise StudyError(f"{folder} asks about {file.study.budget_steps} batches, not {steps}; {fresh}")
     return file
+
+
+def _comparable(drop: float | str | None) -> float | str | None:
+    """Return a drop so that equal ones are equal: 1 and 1.0, "2%" and "2 %"."""
+    return drop.replace(" ", "") if isinstance(drop, str) else drop
 
 
 def _is_elsewhere(folder: Path, named: str, task: Task) -> bool:

@@ -108,7 +108,7 @@ class Search:
                 if not self._stale.put_back():
                     time.sleep(_POLL_SECONDS)
             else:
-                raise StudyFailedError(_why_no_baseline(trials))
+                raise StudyFailedError("the study no longer has an O0 trial; start over with --fresh")
 
     def beside(self, experimenter: Experimenter, stop: Callable[[], bool]) -> Search:
         """Return a search for the same trials, for another thread, that trains with an experimenter of its own."""
@@ -262,13 +262,6 @@ def _end_if_workers_keep_dying(trials: Sequence[FrozenTrial]) -> None:
     last = ended[-_FAILURES_IN_A_ROW:]
     if len(last) == _FAILURES_IN_A_ROW and all(was_given_up(trial) for trial in last):
         raise StudyFailedError(f"{len(last)} trials in a row ended their workers; the last: {_message(last[-1])}")
-
-
-def _why_no_baseline(trials: Sequence[FrozenTrial]) -> str:
-    given_up = [trial for trial in trials if trial.user_attrs.get("baseline") and was_given_up(trial)]
-    if given_up:
-        return f"O0 itself cannot be run: {_message(given_up[-1])}"
-    return "the study no longer has an O0 trial; start over with --fresh"
 
 
 def _message(trial: FrozenTrial) -> str:

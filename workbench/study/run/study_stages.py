@@ -86,8 +86,8 @@ class StudyStages:
     def goes_on(self) -> bool:
         """Return whether what follows the search goes on first: it was begun before, or more seeds are asked for."""
         stage = "" if self.limit is None else self.study.user_attrs.get(_BEGUN, "")
-        is_open = any(one.verdict is Verdict.UNDECIDED and one.n_seeds > 0 for one in candidates_of(self.study))
-        asks_more = self.confirm_seeds is not None and is_open
+        tested = [one for one in candidates_of(self.study) if one.verdict is Verdict.UNDECIDED and one.n_seeds > 0]
+        asks_more = any(len(one.metrics) < (self.confirm_seeds or 0) for one in tested)
         if asks_more:
             self.watch.note(f"{_CONFIRMATION}, for which more seeds are asked, goes on before the search does")
         elif stage:

@@ -143,7 +143,7 @@ class ProposingSampler(WholeSpaceSampler):
             is_kept = name in parent and given in distribution.choices and rng.random() < _KEPT
             return given if is_kept else self._anywhere(name, distribution)
         low, high = distribution.low, distribution.high
-        if given is None or not low <= given <= high:
+        if given is None or not low <= given <= high or low == high:
             return self._anywhere(name, distribution)
         share = math.log(given / low) / math.log(high / low) if distribution.log else (given - low) / (high - low)
         if rng.random() >= _UNMOVED:

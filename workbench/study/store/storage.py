@@ -303,6 +303,14 @@ def quiet_optuna() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
+def archive_idle_study(directory: Path) -> Path | None:
+    """Archive a study before another question takes its file's place; a StudyBusyError where it is being tuned."""
+    if not directory.exists():
+        return None
+    with holding_study(directory):
+        return archive_study(directory)
+
+
 def archive_study(directory: Path) -> Path | None:
     """Move what a study has produced into ``archive/<time>``; return that folder, None when there was nothing."""
     names = ("study.db", "study.db-journal", "study.db-wal", "study.db-shm", "status.json", "result", "runs")
