@@ -765,7 +765,7 @@ def test_another_question_than_the_one_that_is_there_is_refused(here: Path, othe
 
 @pytest.mark.parametrize("limit", [{"epochs": math.inf}, {"minutes": math.inf}, {"minutes": math.nan}], ids=str)
 def test_a_limit_without_end_is_refused(here: Path, limit: dict[str, float]) -> None:
-    with pytest.raises(StudyError, match="must be a finite number, got (inf|nan)"):
+    with pytest.raises(StudyError, match=r"must be a finite number, got (inf|nan)"):
         begin_study(regression(), device="cpu", **{"epochs": 2.0} | limit)
 
 
