@@ -77,10 +77,12 @@ def test_a_study_is_followed_without_reloading_and_says_when_it_has_ended(
         page.locator(".wbt-columns summary").click()
         page.get_by_label("Took").check()
         page.get_by_label("Search trials").fill("trial")
+        page.locator(".wbt-config summary").click()
         before = rows.count()
         (folder / "seen").touch()
         expect(rows).not_to_have_count(before, timeout=60_000)  # a new trial came by itself
         expect(page.get_by_role("region", name="Trial 0", exact=True)).to_be_visible()
+        expect(page.locator(".wbt-config")).to_have_attribute("open", "")  # as the reader left it
         expect(page.get_by_label("Search trials")).to_have_value("trial")
         expect(page.get_by_role("columnheader", name="Took")).to_be_visible()
         assert page.locator(".wbt-box th[aria-sort]").first.get_attribute("aria-sort") in {"ascending", "descending"}

@@ -161,6 +161,29 @@ def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(made: Mak
     run(panel)
 
 
+@pytest.mark.parametrize("folder", ["~nobody-of-this-name", "x" * 300], ids=["no home", "too long"])
+def test_a_start_that_fails_before_its_work_begins_leaves_the_panel_usable(made: Make, folder: str) -> None:
+    panel = made()
+    usual, panel.where.out.value = panel.where.out.value, folder
+    panel.start_button.click()
+    ended(panel, PanelState.FAILED)
+    panel.where.out.value = usual
+    run(panel)
+
+
+def test_what_is_kept_under_the_name_of_a_source_is_told_apart_from_it(made: Make) -> None:
+    panel = made()
+    panel.shared.set(BoostConfig.from_dict({"loss_scale": {"window": 77}}), "O2")
+    for name in ("O1", "none", "mine"):
+        panel.shared.keep(name)
+    side = panel.sides[1]
+    side.source.value = "O1"
+    assert side.read()[1].loss_scale.window != 77
+    for name in ("O1 (kept)", "none (kept)", "mine"):
+        side.source.value = name
+        assert (side.read()[0], side.read()[1].loss_scale.window) == (name, 77)
+
+
 def test_two_clicks_are_one_comparison_and_stop_ends_it_within_a_step(made: Make) -> None:
     reached, go = threading.Semaphore(0), threading.Event()
     steps: list[int] = []

@@ -126,7 +126,8 @@ def test_a_configuration_that_cannot_be_used_as_it_is_can_be_saved_and_says_so(t
         assert panel.save() == tmp_path / "boost_config.json"
 
 
-def test_a_study_that_exported_nothing_says_what_to_do(tmp_path: Path) -> None:
+def test_a_study_that_exported_nothing_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "study.toml").write_text("")
     (tmp_path / "run").mkdir()
@@ -136,6 +137,7 @@ def test_a_study_that_exported_nothing_says_what_to_do(tmp_path: Path) -> None:
         for folder, told, is_begun in (
             (tmp_path / "new", "has not been started; run workbench tune", False),
             (tmp_path / "run", "has exported nothing yet", True),
+            ("~/run", "has exported nothing yet", True),
             (tmp_path, "is not a study: it has no study.toml", False),
             (tmp_path / "nowhere", "there is no such folder", False),
         ):

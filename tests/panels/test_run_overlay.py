@@ -23,6 +23,35 @@ def panel_on(level: str, *, out: Path | None = None) -> TrainPanel:
     return TrainPanel(small_task(), shared, steps=40, out=out, measure=False)
 
 
+def offered(panel: TrainPanel) -> set[str]:
+    """Train, and return of what kinds the runs are that are offered: trained by the panel, or recorded before."""
+    run(panel)
+    assert panel.overlay._reader.wait(LONG)
+    return {name.split()[1] for name in panel.overlay.boxes}
+
+
+def test_recorded_runs_are_offered_for_a_task_that_is_found_by_its_file_too(
+    tmp_path: Path, keep: Callable[[Any], Any]
+) -> None:
+    """They are recorded under its own name."""
+    file, options = tmp_path / "own.py", {"steps": 4, "out": tmp_path / "runs", "measure": False}
+    file.write_text("from tests.experiments.small_tasks import small_task\n\ntask = small_task()\n")
+    for expected in ({"run"}, {"run", "recorded"}):
+        assert offered(keep(TrainPanel(f"{file}:task", SharedConfig(level="O0"), **options))) == expected
+
+
+def test_a_damaged_run_of_o0_is_passed_over(tmp_path: Path, keep: Callable[[Any], Any]) -> None:
+    for _ in range(2):
+        train(small_task(), BoostConfig(), level="O0", steps=4, out=tmp_path)
+    newest = max(tmp_path.iterdir())
+    (newest / "steps.parquet").write_bytes(b"no such file")
+    panel = keep(panel_on("O1", out=tmp_path))
+    run(panel)
+    assert panel.overlay._reader.wait(LONG)
+    assert panel.error is None
+    assert [curve.label for curve in panel.overlay.curves()] == [f"O0, recorded {min(tmp_path.iterdir()).name[:15]}"]
+
+
 def names(panel: TrainPanel) -> list[str]:
     assert panel.overlay._reader.wait(LONG)
     return list(dict.fromkeys(trace.name for trace in panel.live.figure.shown.data))

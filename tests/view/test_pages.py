@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from tests.kit.fake_runner import SHORT, make_fake, write_study
 from tests.view.conftest import Visitor, record_run
 from workbench.core.records import StepRecord
+from workbench.runs import RunRecorder
 from workbench.study.answer.result import read_result
 from workbench.study.run.search_and_confirm import tune
 from workbench.study.store.status_file import stamp_of, write_status
@@ -49,6 +51,26 @@ def test_a_run_shows_its_curves_its_events_and_its_configuration(tmp_path: Path,
         assert said in page, said
     assert "figure-loss-scale" not in page  # float32 has none
     assert 'href="../"' not in page  # what is above the served folder is not shown
+
+
+@pytest.mark.parametrize("environment", [{}, {"task": "clicks"}], ids=str)
+def test_a_run_shows_itself_though_whoever_recorded_it_said_little(
+    tmp_path: Path, visit: Visit, environment: dict[str, str]
+) -> None:
+    """As the recorder of the guide to online training."""
+    with RunRecorder.create(tmp_path, {}, environment, "one") as recorder:
+        recorder.write([StepRecord(step, step * 0.01, 10.0, 1.0) for step in range(5)])
+    status, page = visit(tmp_path / "one").get("")
+    assert status == 200
+    assert ("clicks" in page) is bool(environment)
+
+
+def test_a_diverged_run_does_not_call_its_last_good_loss_that_of_the_last_step(tmp_path: Path, visit: Visit) -> None:
+    with RunRecorder.create(tmp_path, {}, {}, "one") as recorder:
+        recorder.write([StepRecord(step, step * 0.01, 10.0, loss) for step, loss in enumerate((0.8, 0.442, math.nan))])
+    page = visit(tmp_path / "one").get("")[1]
+    assert "of the last step" not in page
+    assert re.search(r"0\.442.*the last before it was NaN", page, re.DOTALL)
 
 
 def test_a_run_that_goes_on_is_news_when_it_has_more_steps(tmp_path: Path, visit: Visit) -> None:

@@ -29,7 +29,7 @@ from workbench.panels.live_trace import LiveTrace
 from workbench.panels.panel import Panel, PanelState, Theme, WorkPanel
 from workbench.panels.run_controls import TaskControls
 from workbench.panels.run_overlay import Smoothing
-from workbench.panels.shared_config import SharedConfig, config_of_text
+from workbench.panels.shared_config import Setup, SharedConfig, config_of_text
 from workbench.panels.style import faint, table, words
 from workbench.panels.worker import Outcome, RunControl
 
@@ -334,16 +334,21 @@ class _SideChoice:
 
     def _offer_kept(self) -> None:
         """Offer what the shared configuration has kept by name, too."""
-        options = (*self._given, *self._shared.kept)
+        options = (*self._given, *self._kept())
         if options != self.source.options:
             kit.offer(self.source, options, self._given[0])
 
+    def _kept(self) -> dict[str, Setup]:
+        """Return what is kept by name; a name that a source has already is told apart from it."""
+        taken = (_NONE, *_SOURCES)
+        return {f"{name} (kept)" if name in taken else name: setup for name, setup in self._shared.kept.items()}
+
     def _chosen(self) -> LabelledConfig:
-        source = self.source.value
+        source, kept = self.source.value, self._kept()
         if source == _SHARED:
             return "this configuration", *self._shared.both()
-        if source in self._shared.kept:
-            return source, *self._shared.kept[source]
+        if source in kept:
+            return source, *kept[source]
         if source == _FILE:
             path = Path(self.path.value.strip()).expanduser()
             if not self.path.value.strip():

@@ -93,6 +93,7 @@ class ExportPanel(WorkPanel):
         super().__init__("Export", shared, theme=theme)
         self.saved: Path | None = None
         self._found: dict[str, BoostConfig] = {}
+        self._read: Path | None = None  # the study that was read
         self._files: dict[str, str] = {}  # what the controls offer to copy
         self._make_controls("" if study is None else str(study), str(folder))
         self._make_plots()
@@ -141,8 +142,8 @@ class ExportPanel(WorkPanel):
 
     def export_study(self) -> None:
         """Write both files, tables and the report of the study from its storage into the folder."""
-        study, folder = self.study.value.strip(), self._folder()
-        if study and self.machine.try_to(PanelState.RUNNING):
+        study, folder = self._read, self._folder()
+        if study is not None and self.machine.try_to(PanelState.RUNNING):
 
             def work(_: RunControl) -> list[Path]:
                 from workbench import api
@@ -165,7 +166,7 @@ class ExportPanel(WorkPanel):
     def state_changed(self, state: PanelState) -> None:
         """Enable what can be used in a state."""
         super().state_changed(state)
-        self.export_button.disabled = state.busy or not (Path(self.study.value.strip() or "-") / "study.db").is_file()
+        self.export_button.disabled = state.busy or self._read is None or not (self._read / "study.db").is_file()
 
     def static_html(self) -> str:
         """Return the configuration as JSON, with what it is worth."""
@@ -213,15 +214,16 @@ class ExportPanel(WorkPanel):
 
     def _read_study(self, preferred: str | None = None) -> None:
         self.clear_error()
-        folder = Path(self.study.value.strip()).expanduser()
-        files = exported_files(folder) if self.study.value.strip() else {}
+        named = self.study.value.strip()
+        self._read = folder = Path(named).expanduser() if named else None
+        files = {} if folder is None else exported_files(folder)
         self._found, problem = {}, ""
         for target, path in files.items():
             try:
                 self._found[target] = BoostConfig.from_json(path)
             except ConfigError as error:
                 problem = str(error)
-        if self.study.value.strip() and not files:
+        if folder is not None and not files:
             problem = _nothing_exported(folder)
         self.progress_text.refuse(problem)
         self._answers.value = faint(ANSWERS) if self._found else ""
@@ -271,8 +273,8 @@ class ExportPanel(WorkPanel):
             return
         config, level = self._chosen()
         text = json.dumps(config.to_dict(), indent=2)
-        target, folder = str(self.choice.value), self.study.value.strip()
-        scripts = exported_scripts(Path(folder).expanduser(), target) if target in self._found else {}
+        target = str(self.choice.value)
+        scripts = exported_scripts(self._read, target) if self._read is not None and target in self._found else {}
         self._files = {_JSON: text} | {name: path.read_text(encoding="utf-8") for name, path in scripts.items()}
         with self.showing():
             kit.offer(self.format, list(self._files), _JSON)

@@ -5,7 +5,8 @@ const config = element ? JSON.parse(element.textContent) : {};
 const root = (config.serverRoot || "").replace(/\/$/, "");
 const path = [this.dataset.absolute, this.dataset.short].find((file) => root && file.startsWith(root + "/"));
 if (path) {
-  window.open((config.baseUrl || "/") + "files/" + encodeURI(path.slice(root.length + 1)), "_blank", "noopener");
+  const place = path.slice(root.length + 1).split("/").map(encodeURIComponent).join("/");
+  window.open(`${config.baseUrl || "/"}files/${place}`, "_blank", "noopener");
 } else {
   this.textContent = "Not below the folder that Jupyter shows; open the file itself:";
 }

@@ -320,6 +320,21 @@ class WorkPanel(Panel):
         self.tell(saying)
         self.worker.start(work)
 
+    def guarded(self, handler: Callable[..., Any]) -> Callable[..., None]:
+        """Return such a handler; if it fails between becoming running and beginning the work, the panel has failed."""
+
+        def run(*arguments: Any) -> None:
+            was_busy = self.state.busy
+            try:
+                handler(*arguments)
+            except BaseException:
+                if not was_busy and self.state is PanelState.RUNNING and self.worker.is_idle:
+                    self.machine.to(PanelState.FAILED)
+                    self.tell(self.failure_note)
+                raise
+
+        return super().guarded(run)
+
     def stop(self) -> None:
         """End the work after the current step."""
         if self.machine.try_to(PanelState.STOPPING):

@@ -43,6 +43,7 @@ class TaskControls:
 
     def __init__(self, panel: WorkPanel, task: Task | str, device: str, out: str | Path | None) -> None:
         self._shared = panel.shared
+        self._names: dict[str, str] = {}  # of tasks, by what was typed to find them
         self.given = None if isinstance(task, str) else task
         self.name = text_box(
             task if isinstance(task, str) else task.name,
@@ -69,13 +70,28 @@ class TaskControls:
         return self.given if self.given is not None else str(self.name.value)
 
     @property
+    def label(self) -> str:
+        """The task's own name, under which its runs are recorded; until it was found, what was typed."""
+        return self.given.name if self.given is not None else self._names.get(self.name.value, self.name.value)
+
+    def found_label(self) -> str:
+        """Return the same once the task has been looked for; called beside the kernel's thread."""
+        self._reader.wait()
+        return self.label
+
+    @property
     def folder(self) -> Path | None:
         """Folder of run directories; None records nothing."""
         return Path(self.out.value).expanduser() if self.out.value.strip() else None
 
     def _check(self, task: Task | str) -> None:
         self._problem.refuse("")
-        self._reader.ask(lambda: look_for_task(task), lambda found: learn_network(self._shared, found))
+        self._reader.ask(lambda: look_for_task(task), lambda found: self._learn(task, found))
+
+    def _learn(self, task: Task | str, found: Task) -> None:
+        if isinstance(task, str):
+            self._names[task] = found.name
+        learn_network(self._shared, found)
 
     def lock(self, locked: bool) -> None:
         """Disable the fields while work is under way, or free them again."""

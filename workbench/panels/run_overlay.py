@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -57,14 +58,14 @@ class RunOverlay:
         ticked = [self._curves[name] for name, box in self.boxes.items() if box.value]
         return [curve for curve in ticked if isinstance(curve, RunCurve)]
 
-    def begin(self, folder: Path | None, task: str, *, is_baseline: bool) -> None:
+    def begin(self, folder: Path | None, task: Callable[[], str], *, is_baseline: bool) -> None:
         """Offer the recorded runs of a task, and lay O0 over the run that begins, unless that is O0 itself."""
         with self._lock, self._panel.showing():
             for name, box in self.boxes.items():
                 box.value = box.value if self._by_hand else name == self._baseline and not is_baseline
         if folder is not None and folder.is_dir():
             self._reader.ask(
-                lambda: _recorded(folder, task, with_baseline=not self._baseline),
+                lambda: _recorded(folder, task(), with_baseline=not self._baseline),
                 lambda found: self._offer_recorded(*found, ticked=not is_baseline),
             )
 
@@ -121,7 +122,7 @@ class RunOverlay:
 def _recorded(folder: Path, task: str, *, with_baseline: bool) -> tuple[dict[str, RunCurve | Path], str]:
     """Return the newest runs of a task below a folder, and the name of O0's, whose curve is read."""
     from workbench.report.run_report import curve_of_run
-    from workbench.runs import list_runs, read_run
+    from workbench.runs import RunError, list_runs, read_run
 
     listed = list_runs(folder)
     listed = listed[(listed["task"] == task) & listed["finished"]]
@@ -132,10 +133,12 @@ def _recorded(folder: Path, task: str, *, with_baseline: bool) -> tuple[dict[str
     if not with_baseline:
         return found, ""
     for entry in listed[listed["level"] == "O0"].head(_MOST_OFFERED).to_dict("records"):
-        run = read_run(folder / entry["run"], columns=())
-        if is_baseline(BoostConfig.from_dict(run.config), "O0"):
-            name = f"O0, recorded {run.name[:15]}"
-            return {**found, name: curve_of_run(run, name)}, name
+        # One that is damaged, or of another version, is no reason to lay nothing over the run.
+        with contextlib.suppress(RunError, ConfigError):
+            run = read_run(folder / entry["run"], columns=())
+            if is_baseline(BoostConfig.from_dict(run.config), "O0"):
+                name = f"O0, recorded {run.name[:15]}"
+                return {**found, name: curve_of_run(run, name)}, name
     return found, ""
 
 

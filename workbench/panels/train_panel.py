@@ -160,7 +160,7 @@ class TrainPanel(WorkPanel):
             self.bar.max, self.bar.value = self.steps.value, 0
             self._setup = self.shared.both()
             self.live.clear()
-            self.overlay.begin(self.where.folder, Path(self.task.value).name, is_baseline=is_baseline(*self._setup))
+            self.overlay.begin(self.where.folder, self.where.found_label, is_baseline=is_baseline(*self._setup))
             is_o0 = is_baseline(*self._setup, self.shared.network)
             self._begin(self.steps.value, measure=self.measure.value and not is_o0)
 
@@ -323,7 +323,7 @@ class TrainPanel(WorkPanel):
 
     def _drawing(self, limit: int) -> Drawing:
         steps, events, theme = self.trace.steps, self.trace.events, self.theme
-        label = Path(self.task.value).name
+        label = self.where.label
         match self.choice.value:
             case "Loss scale":
                 return loss_scale_drawing(steps, events, limit=limit, theme=theme)

@@ -135,6 +135,11 @@ class Worker:
         self._run.reported = True
         self.closed = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._run.reported
+
     def start(self, function: Callable[[RunControl], Any]) -> None:
         """Begin work; a RuntimeError if some is already under way, or the worker was closed."""
         with self._lock:

@@ -118,11 +118,13 @@ def _key_figures(run: Run, scale: MetricScale) -> list[tuple[str, str, str]]:
     last = evaluations[-1][1] if evaluations else math.nan
     name = scale.name[:1].upper() + scale.name[1:]
     losses = run.steps["loss"].dropna()
+    is_last = len(losses) and losses.index[-1] == run.steps.index[-1]
+    of_which = "of the last step" if is_last else "the last before it was NaN"
     times = run.steps["step_ms"].dropna()
     found = [
         ("Steps", grouped(len(run.steps)), "finished" if run.finished else "not finished"),
         (name, scale.value_text(last), f"after {evaluations[-1][0]} steps") if evaluations else None,
-        ("Training loss", f"{losses.iloc[-1]:.4g}", "of the last step") if len(losses) else None,
+        ("Training loss", f"{losses.iloc[-1]:.4g}", of_which) if len(losses) else None,
         ("Time", format_duration(run.duration), f"{times.median():.3g} ms per step" if len(times) else ""),
         ("Overflows", f"{len(run.overflow_steps)}", "steps") if len(run.overflow_steps) else None,
     ]

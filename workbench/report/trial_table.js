@@ -348,6 +348,12 @@ export class TrialTable {
       return;
     }
     this.detail.setAttribute("aria-label", `Trial ${row.number}`);
+    // Of the same trial, drawn anew: what is unfolded, and a note that is not kept yet.
+    const { number, note } = this.detail.dataset;
+    const isSame = number === String(row.number);
+    const isOpen = isSame && this.detail.querySelector(".wbt-config")?.open;
+    const typed = isSame ? this.detail.querySelector("textarea")?.value ?? note : note;
+    Object.assign(this.detail.dataset, { number: row.number, note: row.note });
     const facts = this.data.columns
       .filter((column) => !["number", "summary", "came_to"].includes(column.key) && row[column.key] != null)
       .flatMap((column) => [make("dt", {}, column.title), make("dd", {}, text(row[column.key], column))]);
@@ -365,6 +371,12 @@ export class TrialTable {
       this.curve(row),
       ...this.files(row),
     ].filter(Boolean));
+    if (isOpen) this.detail.querySelector(".wbt-config").open = true;
+    const box = this.detail.querySelector("textarea");
+    if (isSame && box && typed !== note && typed.trim() !== row.note) {
+      box.value = typed;
+      box.dispatchEvent(new Event("input"));
+    }
   }
 
   /** Return what a person has written about a trial, in a box to write in where it can be kept. */
