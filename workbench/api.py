@@ -258,10 +258,10 @@ def tune(
             ``if __name__ == "__main__":``. A task that only this program knows is trained in this process alone.
         storage: Optuna storage URL; None is SQLite beside the study.
         warm_start: Earlier studies or boost_config.json files whose best set-ups are tried first.
-        on_progress: Called as the study goes on; where a model is given None prints a line that moves, or lines
-            into a file.
+        on_progress: Called as the study goes on; where a model or a Task is given None prints a line that moves, or
+            lines into a file.
         on_note: Called with what is left out of a task's study and why, and what the time allows; None prints it where
-            a model is given.
+            a model or a Task is given.
         stop: Asked at every step, also from another thread than the main one; True ends the study as Ctrl-C would.
         task: Train this instead of the task that the file names; for one that only this program knows.
         ray: Train on a Ray cluster instead of in this process: where, with which resources, how many at a time.
@@ -278,8 +278,10 @@ def tune(
         timeout = 60.0 * minutes
     about_model = {"train": train, "evaluate": evaluate, "loss": loss, "optimizer": optimizer, "metric": metric}
     about_model |= {"scheduler": scheduler, "name": name}
-    if not isinstance(study, str | Path | Task):
+    if not isinstance(study, str | Path):  # called from a program
         on_note, on_progress = on_note or print, on_progress or tuning.ProgressLine()
+    on_note = on_note or (lambda _: None)
+    if not isinstance(study, str | Path | Task):
         study = task_in_memory(study, **about_model, steps=steps, epochs=epochs, on_note=on_note)
     elif unwanted := [key for key, value in about_model.items() if value is not None]:
         raise tuning.StudyError(f"`{unwanted[0]}` goes with a model; a study or a task sets it itself")
@@ -306,7 +308,7 @@ def tune(
             epochs=epochs,
             allowed_drop=allowed_drop,
             fresh=fresh,
-            on_note=on_note or (lambda _: None),
+            on_note=on_note,
             stop=stop or (lambda: False),
             jobs=jobs,
         )

@@ -167,6 +167,7 @@ def test_from_a_model_in_memory_to_the_answer(
     assert answer.exported["o1"].is_file()
     assert str(answer.exported["o1"]) in str(answer)
     assert "<p>o1: " in answer._repr_html_()
+    assert len(repr(answer)) < len(str(answer)) + 100, "not all its records"
     room = "There is room to train 2 runs at a time here; a task in a file (my_task.py:task) could use it."
     assert room in answer.remarks
     printed = capsys.readouterr().out

@@ -110,6 +110,11 @@ class SharpnessAware(torch.optim.SGD):
     [
         ({"model": lambda: None}, r"`model\(\)` must return an nn.Module, got NoneType"),
         ({"model": lambda: torch.nn.LazyLinear(2)}, "lazy layers, whose sizes the first batch decides"),
+        ({"optimizer": lambda: None}, "which it does not take"),
+        (
+            {"optimizer": lambda named: torch.optim.SGD([one for one in named if one.ndim > 1])},
+            "pairs of name and parameter, and takes them for parameters",
+        ),
         ({"optimizer": list}, "must return a torch.optim.Optimizer, got list"),
         ({"optimizer": lambda named: 2 * [torch.optim.SGD(named, lr=0.1)]}, "takes one loss and one optimizer"),
         ({"optimizer": lambda named: torch.optim.LBFGS([one for _, one in named])}, "LBFGS computes the loss several"),
@@ -120,12 +125,32 @@ class SharpnessAware(torch.optim.SGD):
             "with the optimizer and the number of updates, and stepped after every",
         ),
     ],
-    ids=["model", "lazy model", "optimizer", "two optimizers", "LBFGS", "closure", "scheduler", "one argument"],
+    ids=[
+        "model",
+        "lazy model",
+        "no argument",
+        "pairs",
+        "optimizer",
+        "two optimizers",
+        "LBFGS",
+        "closure",
+        "scheduler",
+        "one argument",
+    ],
 )
 def test_a_function_that_returns_the_wrong_thing_is_named(changes: dict[str, Any], words: str) -> None:
     task = small_task(**changes)
     with pytest.raises(TaskError, match=words):
         task.new_scheduler(task.new_optimizer(task.new_model()), 10)
+
+
+def test_one_model_for_all_runs_is_refused() -> None:
+    """Each run would go on with what those before it have learned."""
+    net = nn.Linear(3, 2)
+    task = small_task(model=lambda: net)
+    task.new_model()
+    with pytest.raises(TaskError, match="returns the same model again, which has been trained by then"):
+        task.new_model()
 
 
 @pytest.mark.parametrize(

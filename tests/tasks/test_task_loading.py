@@ -86,6 +86,28 @@ def test_a_ten_line_task_in_a_file_is_found_and_learns(tmp_path: Path) -> None:
     assert task.data_digest().startswith("first 8 batches sha256:")
 
 
+PARSED = """\
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, {option})
+width = parser.parse_args().width
+"""
+
+
+def test_what_a_script_reads_from_its_command_line_are_its_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what stands on that of this program."""
+    monkeypatch.setattr("sys.argv", ["workbench", "tune", "own.py:task"])
+    (tmp_path / "own.py").write_text(PARSED.format(option="default=7") + WINE)
+    assert load_task(str(tmp_path / "own.py")).name == "wine"
+    assert sys.argv[1:] == ["tune", "own.py:task"]
+    (tmp_path / "own.py").write_text(PARSED.format(option="required=True") + WINE)
+    with pytest.raises(TaskError, match=r"SystemExit: 2 \(line 5 .*goes below `if __name__ == .*reading its arguments"):
+        load_task(str(tmp_path / "own.py"))
+
+
 @pytest.mark.parametrize("attribute", ["small", "make", "Holder.inner"])
 def test_an_attribute_may_be_a_task_or_a_function_that_returns_one(folder: Path, attribute: str) -> None:
     task = load_task(f"{folder / 'tasks_here.py'}:{attribute}")

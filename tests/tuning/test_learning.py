@@ -57,6 +57,7 @@ def test_a_baseline_no_better_than_without_learning_is_said_once_it_is_known(
     result = tuned(tmp_path, SEARCH, trials=2, **how)
     assert result.doubt.startswith(told)
     assert bool(result.doubt) is bool(told)
+    assert (', which direction="maximize" calls better' in result.doubt) is (below < 0)
     assert (result.doubt in notes - {""}) is bool(told), "before the search goes on"
     assert read_result(tmp_path).doubt == result.doubt
 

@@ -263,7 +263,7 @@ class ExportedScript:
     path: Path | None = None  # of the file, where it was written
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StudyResult:
     """The answer of a study, as terminal, panels, report and result files read it.
 
@@ -390,6 +390,10 @@ class StudyResult:
         lines = [self.doubt] if self.doubt else []
         lines += [f"{target}: {sentence}" for target, sentence in self.headlines.items()]
         return "\n".join([*lines, *self.remarks, *(f"wrote {path}" for path in files)])
+
+    def __repr__(self) -> str:
+        """Return the same for whoever looks at it, instead of all its records."""
+        return f"<{type(self).__name__} {self.name!r}\n{self}>"
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook cell that ends with the result."""

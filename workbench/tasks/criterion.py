@@ -14,7 +14,8 @@ from workbench.tasks.errors import TaskError
 
 # First parameter names that betray a criterion among the plain functions.
 _PREDICTION_NAMES = frozenset(
-    {"input", "inputs", "output", "outputs", "logits", "pred", "preds", "prediction", "predictions", "y_hat", "y_pred"}
+    {"input", "inputs", "out", "output", "outputs", "logits", "pred", "preds", "prediction", "predictions", "scores"}
+    | {"yhat", "y_hat", "y_pred", "predicted"}
 )
 
 

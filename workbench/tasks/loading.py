@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -12,7 +13,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -173,10 +174,11 @@ def _load_file(path: Path) -> ModuleType:
     try:
         # Compiled from what was read, not through the loader: its bytecode cache goes by whole seconds and size, and
         # would hand us the former version of a file edited twice within a second.
-        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+        with _no_command_line(str(path)):
+            exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise TaskError(f"task file {path} cannot be loaded: {what_and_where(error)}") from error
+        raise TaskError(f"task file {path} cannot be loaded: {_what_is_wrong(error)}") from error
     finally:
         sys.path.remove(folder)
     if folder not in sys.path:
@@ -189,7 +191,8 @@ def _load_module(name: str) -> ModuleType:
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # a console script does not see the working directory by itself
     try:
-        return importlib.import_module(name)
+        with _no_command_line(name):
+            return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
@@ -197,7 +200,22 @@ def _load_module(name: str) -> ModuleType:
                 f"task module {name} is not there: no module named {missing!r} in {here} or among the installed "
                 "packages; run from the folder that holds it, or name the file: path/to/file.py:attribute"
             ) from error
-        raise TaskError(f"task module {name} cannot be imported: {what_and_where(error)}") from error
+        raise TaskError(f"task module {name} cannot be imported: {_what_is_wrong(error)}") from error
+
+
+@contextlib.contextmanager
+def _no_command_line(name: str) -> Iterator[None]:
+    """Let what a script reads from its command line be its defaults: the arguments there are this program's."""
+    arguments, sys.argv = sys.argv, [name]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
+def _what_is_wrong(error: BaseException) -> str:
+    ends = '; what is for a script alone goes below `if __name__ == "__main__":`, as does reading its arguments'
+    return f"{what_and_where(error)}{ends if isinstance(error, SystemExit) else ''}"
 
 
 def _task_of(module: ModuleType, attribute: str, place: str) -> Task:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,9 @@ from workbench.tasks import batches as _batches
 from workbench.tasks.criterion import is_criterion
 from workbench.tasks.errors import TaskError
 from workbench.tasks.model_call import with_criterion, without_criterion
+from workbench.tasks.own_optimizer import made_optimizer
 
+_MADE: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that tasks have returned
 _DIGESTED_BATCHES = 8
 _USUAL_KEYS = ("logits", "out", "prediction", "predictions", "output")  # Hugging Face's, torchvision's, anybody's
 _SHOWN_KEYS = 6
@@ -144,11 +147,18 @@ class Task:
         """Return a fresh model; its weights come from torch's global generator.
 
         Raises:
-            TaskError: When ``model()`` returns no module, or one whose lazy layers have not met a batch.
+            TaskError: When ``model()`` returns no module, one that it has returned before, or one whose lazy layers
+                have not met a batch.
         """
         model = self.model()
         if not isinstance(model, nn.Module):
             raise TaskError(f"task {self.name!r}: `model()` must return an nn.Module, got {type(model).__name__}")
+        if model in _MADE:
+            raise TaskError(
+                f"task {self.name!r}: `model()` returns the same model again, which has been trained by then; let it "
+                "build a fresh one each time it is called"
+            )
+        _MADE.add(model)
         if any(is_lazy(parameter) for parameter in model.parameters()):
             raise TaskError(
                 f"task {self.name!r}: `model()` returns lazy layers, whose sizes the first batch decides; let it call "
@@ -160,23 +170,9 @@ class Task:
         """Return the task's own optimizer for this model.
 
         Raises:
-            TaskError: When ``optimizer(named_parameters)`` returns no torch optimizer, or one that needs a closure.
+            TaskError: When the function does not take them, or returns no torch optimizer or one that needs a closure.
         """
-        optimizer = self.optimizer(model.named_parameters())
-        if not isinstance(optimizer, Optimizer):
-            made = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
-            several = isinstance(made, Iterable) and any(isinstance(one, Optimizer) for one in made)
-            how = "; a run takes one loss and one optimizer, whose parameter groups may differ" if several else ""
-            raise TaskError(
-                f"task {self.name!r}: `optimizer(named_parameters)` must return a torch.optim.Optimizer, "
-                f"got {type(optimizer).__name__}{how}"
-            )
-        if why_not_called(type(optimizer).step, optimizer):  # LBFGS needs a closure
-            raise TaskError(
-                f"task {self.name!r}: {type(optimizer).__name__} computes the loss several times in a step; a run "
-                "computes it once a batch: take an optimizer that steps on gradients, such as AdamW"
-            )
-        return optimizer
+        return made_optimizer(self.name, self.optimizer, model)
 
     def new_scheduler(self, optimizer: Optimizer, total_steps: int) -> Any:
         """Return the task's scheduler, or None when it has none.

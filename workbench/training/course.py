@@ -88,7 +88,8 @@ class Course:
             given = epochs * length
             if self.total_steps not in (None, given):
                 raise ValueError(
-                    f"{epochs} epochs of {length} batches are {given} batches, but `total_steps` is {self.total_steps}"
+                    f"{epochs} epoch{'s' * (epochs != 1)} of {length} batches are {given} batches, but `total_steps` "
+                    f"is {self.total_steps}; one loop goes through all epochs"
                 )
             self.begin(given)
             epochs = None  # they are counted; the loader goes on, so that a last pass is merged in full

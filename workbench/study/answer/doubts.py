@@ -38,6 +38,8 @@ def learns_nothing(study: optuna.Study, file: StudyFile) -> str:
         f"ends with {metric.name} {metric.value_text(trained.metric)}{apart}, and without learning it has "
         f"{metric.value_text(trained.untrained)}"
     )
+    if -gain > max(drop, luck):  # learning made it surely worse
+        ends += f', which direction="{"maximize" if metric.higher_is_better else "minimize"}" calls better'
     budget, today = file.study.budget_steps, file.set_up.todays_steps
     if file.study.objective != "time_to_quality" and today is not None:
         return (
