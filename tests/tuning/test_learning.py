@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from tests.kit import set_up_search
 from tests.kit.fake_runner import SEARCH, SHORT, FakeRunner, making, tuned
 from tests.kit.surface_runner import SurfaceRunner
 from tests.reports.synthetic_study import fastest_study
+from workbench.cli import app
 from workbench.cli.study_commands import _print_result
 from workbench.config import BoostConfig
 from workbench.config.boost_config import read_config
@@ -68,6 +70,8 @@ def test_in_a_small_part_of_a_long_training_little_is_learned_and_that_is_no_fau
     assert result.doubt.startswith("In 100 of today's 50000 batches the task as given hardly learns: it ends with")
     assert len(result.trials) == 2
     assert "All this in runs of 100 of today's 50000 batches." in result.candidates[0].sentence
+    told = CliRunner().invoke(app, ["validate", str(result.exported["o1"])]).output
+    assert "all this in runs of 100 of today's 50000 batches; `workbench compare` trains whole ones" in told
 
 
 def hardly_learning(directory: Path, gain: float, noise: float = 0.001) -> SurfaceRunner:

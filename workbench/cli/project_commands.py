@@ -62,7 +62,10 @@ def _provenance(stored: Mapping[str, Any]) -> list[str]:
     verdict, sentence = str(stored.get("verdict", "")), str(stored.get("sentence", ""))
     lines = [f"from study {stored['study']} on task {stored.get('task', '?')}: {stored.get('candidate', '?')}"]
     lines += [f"verdict: {verdict}"] if verdict not in {"", "O0"} else []
-    return [*lines, sentence] if sentence else lines
+    lines += [sentence] if sentence else []
+    if runs := stored.get("runs"):
+        lines.append(f"all this in runs of {runs}; `workbench compare` trains whole ones")
+    return lines
 
 
 def init(directory: Path = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")) -> None:

@@ -80,7 +80,8 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
         near = difflib.get_close_matches(spec, BUILT_IN, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"built in are {', '.join(BUILT_IN)}"
         raise TaskError(
-            f"unknown task {spec!r}; {hint} (or name your own as 'package.module:attribute' or 'file.py:attribute')"
+            f"unknown task {spec!r}; {hint} (or name your own as 'package.module:attribute' or 'file.py:attribute'; "
+            "one that a program has made is known to that program alone, whose `tune` continues its study)"
         )
     return _task_of(_load_module(place), attribute, place)
 

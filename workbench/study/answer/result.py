@@ -156,6 +156,7 @@ def write_answer(
         "metric": result.metric_name,
         "data_hash": str(study.user_attrs.get("data_hash", "")),
         "loss_scale": policy_sentence or None,
+        "runs": None if result.shortened is None else "{} of today's {} batches".format(*result.shortened),
         "environment": result.environment,
     }
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
