@@ -33,7 +33,7 @@ from workbench.tasks.errors import TaskError
 from workbench.tasks.model_call import with_criterion, without_criterion
 from workbench.tasks.own_optimizer import made_optimizer
 
-_MADE: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that tasks have returned
+_MAKERS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # which function has made a model
 _DIGESTED_BATCHES = 8
 _USUAL_KEYS = ("logits", "out", "prediction", "predictions", "output")  # Hugging Face's, torchvision's, anybody's
 _SHOWN_KEYS = 6
@@ -153,12 +153,12 @@ class Task:
         model = self.model()
         if not isinstance(model, nn.Module):
             raise TaskError(f"task {self.name!r}: `model()` must return an nn.Module, got {type(model).__name__}")
-        if model in _MADE:
+        if _MAKERS.get(model) == id(self.model):
             raise TaskError(
                 f"task {self.name!r}: `model()` returns the same model again, which has been trained by then; let it "
                 "build a fresh one each time it is called"
             )
-        _MADE.add(model)
+        _MAKERS[model] = id(self.model)
         if any(is_lazy(parameter) for parameter in model.parameters()):
             raise TaskError(
                 f"task {self.name!r}: `model()` returns lazy layers, whose sizes the first batch decides; let it call "
