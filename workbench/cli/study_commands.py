@@ -204,7 +204,7 @@ def worker(
 
 
 def _as_given(context: typer.Context, storage: str | None) -> str:
-    """Return the option that names the database for a next command; the environment gives it to that by itself."""
+    """Return ``--storage`` for the next command if it was given here; a URL in the environment still applies."""
     source = context.get_parameter_source("storage")
     if storage is None or source is None or source.name != "COMMANDLINE":
         return ""

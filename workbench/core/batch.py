@@ -24,7 +24,7 @@ TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 """Names under which a mapping, a dataclass, a named tuple or an object holds the target."""
 
 EPOCH_HOLDERS = ("dataset", "sampler", "batch_sampler")
-"""What of a loader may have to be told which epoch it is, as the loader itself."""
+"""Attributes of a loader that may have a ``set_epoch`` of their own."""
 
 _NO_OBJECTS = (Tensor, np.ndarray, tuple, list, Mapping, str, bytes, int, float, type, nn.Module)
 
@@ -79,7 +79,7 @@ def with_entries(batch: Any, entries: Iterable[Any]) -> Any:
     named = dict(zip(names, entries, strict=True))
     if isinstance(batch, MutableMapping) and type(batch) is not dict:
         is_dict = isinstance(batch, dict | UserDict)
-        # A copy keeps the attributes of a subclass; of any other mapping it would share what holds the entries.
+        # A copy keeps the attributes of a subclass. A shallow one of any other mapping would share its storage.
         twin = copy.copy(batch) if is_dict else copy.deepcopy(batch, {id(entry): entry for entry in batch.values()})
         for key, entry in named.items():
             twin[key] = entry

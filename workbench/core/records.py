@@ -392,7 +392,7 @@ class StudyResult:
         return "\n".join([*lines, *self.remarks, *(f"wrote {path}" for path in files)])
 
     def __repr__(self) -> str:
-        """Return the same for whoever looks at it, instead of all its records."""
+        """Return the answer, too: a console would otherwise be flooded with the records of all trials."""
         return f"<{type(self).__name__} {self.name!r}\n{self}>"
 
     def _repr_html_(self) -> str:

@@ -58,9 +58,9 @@ def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
 
 
 def has_gaps(tensor: Tensor) -> bool:
-    """Return whether a tensor is a part of another one's memory, as a slice of columns is.
+    """Return whether a tensor's elements are not contiguous in memory in any order, as in a slice of columns.
 
-    Fused kernels go through memory without a stop, and would write to what lies in the gaps.
+    Fused kernels assume dense memory and would write into the gaps.
     """
     return not is_lazy(tensor) and torch.empty_like(tensor, device="meta").stride() != tensor.stride()
 

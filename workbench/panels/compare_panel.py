@@ -339,7 +339,7 @@ class _SideChoice:
             kit.offer(self.source, options, self._given[0])
 
     def _kept(self) -> dict[str, Setup]:
-        """Return what is kept by name; a name that a source has already is told apart from it."""
+        """Return the saved configurations by name, marked where the name would clash with a built-in choice."""
         taken = (_NONE, *_SOURCES)
         return {f"{name} (kept)" if name in taken else name: setup for name, setup in self._shared.kept.items()}
 

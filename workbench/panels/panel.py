@@ -321,7 +321,7 @@ class WorkPanel(Panel):
         self.worker.start(work)
 
     def guarded(self, handler: Callable[..., Any]) -> Callable[..., None]:
-        """Return such a handler; if it fails between becoming running and beginning the work, the panel has failed."""
+        """Return a handler that marks the panel as failed if an error occurs before its work has started."""
 
         def run(*arguments: Any) -> None:
             was_busy = self.state.busy

@@ -43,7 +43,7 @@ class TaskControls:
 
     def __init__(self, panel: WorkPanel, task: Task | str, device: str, out: str | Path | None) -> None:
         self._shared = panel.shared
-        self._names: dict[str, str] = {}  # of tasks, by what was typed to find them
+        self._names: dict[str, str] = {}  # of tasks, by the text of the field
         self.given = None if isinstance(task, str) else task
         self.name = text_box(
             task if isinstance(task, str) else task.name,
@@ -71,11 +71,11 @@ class TaskControls:
 
     @property
     def label(self) -> str:
-        """The task's own name, under which its runs are recorded; until it was found, what was typed."""
+        """The task's own name, under which its runs are recorded; until it has been loaded, the text of the field."""
         return self.given.name if self.given is not None else self._names.get(self.name.value, self.name.value)
 
     def found_label(self) -> str:
-        """Return the same once the task has been looked for; called beside the kernel's thread."""
+        """Wait until the task has been loaded, then return its name; blocks, so call it from a worker thread."""
         self._reader.wait()
         return self.label
 

@@ -133,7 +133,7 @@ def _recorded(folder: Path, task: str, *, with_baseline: bool) -> tuple[dict[str
     if not with_baseline:
         return found, ""
     for entry in listed[listed["level"] == "O0"].head(_MOST_OFFERED).to_dict("records"):
-        # One that is damaged, or of another version, is no reason to lay nothing over the run.
+        # Skip a run that is damaged or of another version, and try the next.
         with contextlib.suppress(RunError, ConfigError):
             run = read_run(folder / entry["run"], columns=())
             if is_baseline(BoostConfig.from_dict(run.config), "O0"):

@@ -348,7 +348,7 @@ export class TrialTable {
       return;
     }
     this.detail.setAttribute("aria-label", `Trial ${row.number}`);
-    // Of the same trial, drawn anew: what is unfolded, and a note that is not kept yet.
+    // When the same trial is redrawn, keep its configuration expanded and an unsaved note.
     const { number, note } = this.detail.dataset;
     const isSame = number === String(row.number);
     const isOpen = isSame && this.detail.querySelector(".wbt-config")?.open;

@@ -40,7 +40,7 @@ class OptimizersAverage:
         self._device = devices.device_of(model)
         self._inputs: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque(maxlen=_KEPT)
         self._norms = norms_with_statistics(model)
-        # Those in evaluation mode while the model trains, as a frozen body's, keep the statistics that they have.
+        # Layers that stay in evaluation mode during training, such as a frozen backbone's, keep their statistics.
         self._estimating = [True] * len(self._norms)
         #: Whether every forward pass has to call the model, whose inputs are kept.
         self.keeps_inputs = bool(self._norms)

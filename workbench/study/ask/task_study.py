@@ -82,7 +82,7 @@ def begin_study(
             on_note(asked_before.set_up.shortened)
         return folder
     if fresh and folder.exists():
-        with holding_study(folder):  # where it is being tuned, this is told before the look
+        with holding_study(folder):  # fails now, not after the look, if another process is tuning it
             pass
     length = _steps(task, steps, epochs, epoch_batches(task))
     try:

@@ -313,7 +313,7 @@ class StudyStorage(BaseStorage):
                 deaths, state = attributes.get(_DEATHS, 0) + by_death, TrialState.WAITING
                 if by_death:
                     self._backend.set_trial_user_attr(seen.trial_id, _DEATHS, deaths)
-                # O0 is run again by whoever starts the study again: without it there is none.
+                # O0 is retried by the next process: every study needs its baseline as trial 0.
                 if by_death and deaths >= _MOST_DEATHS and not attributes.get(_BASELINE):
                     why = f"its worker died {deaths} times while it ran this trial (killed, out of memory or crashed)"
                     self._backend.set_trial_user_attr(seen.trial_id, "message", f"{why}, so it is not tried again")
