@@ -156,7 +156,7 @@ def trained(boosted: Boosted, n: int = N_BATCHES) -> Boosted:
 
 def test_epochs_and_total_steps_must_agree() -> None:
     boosted = plain(OFF, 30)
-    with pytest.raises(ValueError, match=r"4 epochs of 8 batches are 32 batches, .* is 30; one loop goes"):
+    with pytest.raises(ValueError, match=r"4 epochs of 8 batches are 32 batches, .* is 30; .* boosted\.epochs\("):
         boosted.batches(images(), 4)
     with pytest.raises(TypeError, match="`epochs` must be a whole number, or None where `total_steps` says"):
         boosted.batches(images(), 3.75)  # type: ignore[arg-type]
@@ -198,6 +198,44 @@ def test_epochs_are_told_to_a_sampler() -> None:
 
     list(plain(OFF).batches(Told(images()), 3))
     assert epochs == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sections", "in_epochs"),
+    [
+        ({}, [8, 8, 8, 8]),
+        ({"schedule": {"length": 0.4}}, [6, 7]),  # 13 batches, where an epoch had 8
+        ({"batch": {"factor": 3.0}}, [2, 3, 3, 3]),  # of three of the loader's
+        ({"batch": {"factor": 0.5}, "schedule": {"length": 0.5}}, [16, 16]),  # of half a one
+        ({"schedule": {"length": 0.1}}, [3]),
+    ],
+)
+def test_a_loop_over_epochs_has_the_batches_of_the_run(sections: dict[str, Any], in_epochs: list[int]) -> None:
+    epochs = [list(epoch) for epoch in plain(OFF | sections).epochs(images(), EPOCHS)]
+    assert [len(epoch) for epoch in epochs] == in_epochs
+    of_the_run = list(plain(OFF | sections).batches(images(), EPOCHS))
+    torch.testing.assert_close([*itertools.chain(*epochs)], of_the_run, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("stop", "left"), [(11, [5, 8, 8]), (16, [8, 8]), (32, [])])  # in an epoch, between two, all
+def test_a_loop_over_epochs_goes_on_where_the_run_stands(stop: int, left: list[int]) -> None:
+    broken, resumed = plain(OFF), plain(OFF)
+    for x, y in itertools.islice(broken.batches(images(), EPOCHS), stop):
+        broken.backward(F.cross_entropy(broken.model(x), y))
+        broken.step()
+    resumed.load_state_dict(copy.deepcopy(broken.state_dict()))
+    rest = [list(epoch) for epoch in resumed.epochs(images(), EPOCHS)]
+    assert [len(epoch) for epoch in rest] == left
+    torch.testing.assert_close([*itertools.chain(*rest)], (images() * EPOCHS)[stop:], rtol=0, atol=0)
+
+
+def test_a_loop_over_epochs_leaves_the_settings_of_the_process_as_they_were() -> None:
+    before = torch.get_num_threads()
+    for epoch in plain({**OFF, "runtime": {"threads": before + 1}}).epochs(images(), EPOCHS):
+        next(epoch)
+        assert torch.get_num_threads() == before + 1
+        break
+    assert torch.get_num_threads() == before
 
 
 def test_training_resumes_in_a_schedule_whose_length_the_batches_told() -> None:

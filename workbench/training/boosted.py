@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, distributed, nn
@@ -69,6 +70,30 @@ class Boosted(TrainingStep):
                 while iterating, when an epoch holds no batch or the loader ends before the run.
         """
         return self.course.batches(loader, epochs, self.device, start=start)
+
+    def epochs(self, loader: Iterable[Any], epochs: int) -> Iterator[Iterator[Any]]:
+        """Return the batches of the run epoch by epoch, for a loop that does something after each.
+
+        An epoch has as many samples as today, within a batch; a shorter run has fewer. It begins where the run stands,
+        so that the same loop goes on after ``load_checkpoint``, in the middle of an epoch as well. An epoch that is
+        left early ends the run earlier: the next one goes on with the data.
+
+        Args:
+            loader: See `batches`.
+            epochs: Epochs of the unmodified training.
+
+        Raises:
+            TypeError, ValueError: See `batches`.
+        """
+        start = self.step_index
+        return self._epochs(self.batches(loader, epochs, start=start), start, epochs)
+
+    def _epochs(self, stream: Generator[Any, None, None], start: int, epochs: int) -> Iterator[Iterator[Any]]:
+        with contextlib.closing(stream):
+            for end in self.course.epoch_ends(epochs):
+                if end > start:
+                    yield islice(stream, end - start)
+                    start = end
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

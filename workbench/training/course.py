@@ -73,10 +73,14 @@ class Course:
             self.scheduler = self._made(total_steps, self.passes, self.updates)
         self._make_scheduler = None  # it may hold the task and its data, which copies need not
 
-    def epochs(self, today: float) -> int:
-        """Return how many epochs of as many samples as today's the run has, at least 1, where today's has so many."""
+    def epoch_ends(self, today: float) -> list[int]:
+        """Return after which forward pass each epoch of the run ends, at least one, where today's run has so many.
+
+        An epoch has as many samples as today's, within a batch.
+        """
         total, passes = self.total_steps or 1, self.passes or 1
-        return max(1, min(passes, round(today * self._methods.length(total) / total)))
+        epochs = max(1, min(passes, round(today * self._methods.length(total) / total)))
+        return [passes * epoch // epochs for epoch in range(1, epochs + 1)]
 
     def batches(
         self, loader: Iterable[Any], epochs: int | None, device: torch.device, *, start: int = 0
@@ -89,7 +93,7 @@ class Course:
             if self.total_steps not in (None, given):
                 raise ValueError(
                     f"{epochs} epoch{'s' * (epochs != 1)} of {length} batches are {given} batches, but `total_steps` "
-                    f"is {self.total_steps}; one loop goes through all epochs"
+                    f"is {self.total_steps}; a loop over epochs takes them from boosted.epochs(loader, epochs)"
                 )
             self.begin(given)
             epochs = None  # they are counted; the loader goes on, so that a last pass is merged in full

@@ -172,8 +172,7 @@ class _RunBatches:
 
     def __init__(self, boosted: Boosted, loader: Any, epochs: int) -> None:
         self._boosted, self._loader = boosted, loader
-        in_run, passes = boosted.course.epochs(epochs), boosted.course.passes or 1
-        self._ends = [passes * epoch // in_run for epoch in range(1, in_run + 1)]
+        self._ends = boosted.course.epoch_ends(epochs)
         self._stream: Iterator[Any] = iter(())
         self._position = -1  # of the stream
 

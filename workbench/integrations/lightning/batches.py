@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 class RunBatches:
     """One stream through all epochs, which begins where the run stands; Lightning asks for an epoch after the other.
 
-    An epoch has as many samples as today, within a batch, and the first ones are the longer ones.
+    An epoch has as many samples as today, within a batch.
     """
 
-    def __init__(self, trainer: Trainer, boosted: Boosted, loader: Any, epochs: int) -> None:
-        self._trainer, self._boosted, self._loader = trainer, boosted, loader
-        self._shortest, self._longer = divmod(boosted.course.passes or 1, epochs)
+    def __init__(self, trainer: Trainer, boosted: Boosted, loader: Any, ends: list[int]) -> None:
+        self._trainer, self._boosted, self._loader, self._ends = trainer, boosted, loader, [0, *ends]
         self._stream: Generator[Any, None, None] | None = None
 
     def __len__(self) -> int:
         """Return the forward passes of the present epoch."""
-        return self._shortest + (self._trainer.current_epoch < self._longer)
+        epoch = min(self._trainer.current_epoch, len(self._ends) - 2)
+        return self._ends[epoch + 1] - self._ends[epoch]
 
     def __iter__(self) -> Iterator[Any]:
         """Go on with the stream; Lightning counts."""
@@ -71,10 +71,10 @@ def feed_(trainer: Trainer, boosted: Boosted) -> RunBatches:
             "another number of batches is a share of all data; leave out limit_train_batches and overfit_batches, "
             f"got limit_train_batches={part}, {ways}"
         )
-    epochs = boosted.course.epochs((boosted.course.total_steps or 1) / loop.max_batches if loop.max_batches else 1.0)
-    batches = RunBatches(trainer, boosted, combined.flattened[0], epochs)
+    ends = boosted.course.epoch_ends((boosted.course.total_steps or 1) / loop.max_batches if loop.max_batches else 1.0)
+    batches = RunBatches(trainer, boosted, combined.flattened[0], ends)
     combined.flattened, combined.limits = [batches], None
-    loop.max_epochs, loop.epoch_loop.max_steps = epochs, -1
+    loop.max_epochs, loop.epoch_loop.max_steps = len(ends), -1
     assert loop._data_fetcher is not None
     iter(loop._data_fetcher)
     return batches
