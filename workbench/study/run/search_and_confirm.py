@@ -164,7 +164,7 @@ def tune(
                 return "" if busy else room.sentence(in_file=make_experimenter is None)
 
             how = (study, file, directory, guard, search, watch, trainers, about_room)
-            stages = StudyStages(*how, limit, deadline, confirm_seeds)
+            stages = StudyStages(*how, limit, deadline, confirm_seeds, in_file=make_experimenter is None)
             loaded, other = time.monotonic(), OtherWork()
             try:
                 stages.train_baseline()

@@ -67,6 +67,7 @@ class StudyStages:
     limit: float | None  # seconds of the whole command
     deadline: float | None  # when the last stage ends, by ``time.monotonic()``; None for no end
     confirm_seeds: int | None
+    in_file: bool  # whether a command can load the task, which else only this program knows
 
     def __post_init__(self) -> None:
         self._finds_set_up = self.file.study.objective == "time_to_quality"
@@ -180,7 +181,9 @@ class StudyStages:
             self.guard,
             search.warm_ups,
             trainers=self.trainers(),
-            command=f"workbench tune {shlex.quote(str(self.directory))} --confirm-seeds {{seeds}}",
+            command=f"workbench tune {shlex.quote(str(self.directory))} --confirm-seeds {{seeds}}"
+            if self.in_file
+            else "tune(..., confirm_seeds={seeds})",
             confirm_seeds=self.confirm_seeds,
             deadline=self.deadline,
             on_run=watch.run_finished,
