@@ -61,7 +61,7 @@ class Meeting(FakeRunner):
 
 def test_each_round_is_trained_by_one_and_several_at_a_time(tmp_path: Path) -> None:
     trainers = [Meeting(tmp_path, barrier) for barrier in [threading.Barrier(2)] * 2]  # alone each would wait in vain
-    ended = dict(train_rounds(trainers, [[job(2 * at), job(2 * at + 1)] for at in range(6)]))
+    ended = dict(train_rounds(trainers, [(at, [job(2 * at), job(2 * at + 1)]) for at in range(6)]))
     assert [[trained.metric for trained in ended[at]] for at in range(6)] == [
         [2.0 * at, 2.0 * at + 1.0] for at in range(6)
     ]
@@ -87,10 +87,10 @@ def test_after_an_error_no_round_is_begun_and_those_that_run_are_kept(
 
     monkeypatch.setattr(Future, "set_exception", tell)
 
-    def rounds() -> Iterator[list[TrainJob]]:
+    def rounds() -> Iterator[tuple[int, list[TrainJob]]]:
         for seed in range(4):
             asked.append(seed)
-            yield [job(seed)]
+            yield seed, [job(seed)]
 
     with pytest.raises(ValueError, match="no such layer"):
         ended.extend(number for number, _ in train_rounds([Failing(tmp_path), Failing(tmp_path)], rounds()))
@@ -98,8 +98,8 @@ def test_after_an_error_no_round_is_begun_and_those_that_run_are_kept(
 
 
 def test_where_no_time_is_left_for_a_round_those_that_run_end_first(tmp_path: Path) -> None:
-    def rounds() -> Iterator[list[TrainJob]]:
-        yield [job(0)]
+    def rounds() -> Iterator[tuple[int, list[TrainJob]]]:
+        yield 0, [job(0)]
         raise OutOfTimeError("the time limit ended it")
 
     ended = list[int]()

@@ -117,10 +117,10 @@ def train(
 def _task_and_steps(name: str, epochs: float | None) -> tuple[Task, int]:
     """Return a task and on how many batches it is trained: in so many passes, or else as it says itself."""
     from workbench.tasks import load_task
-    from workbench.training.task_look import batches_of_epochs, epoch_batches, usual_batches
+    from workbench.training.task_look import batches_of_epochs, usual_batches
 
     task = load_task(name)
-    return task, usual_batches(task) if epochs is None else batches_of_epochs(task, epochs, epoch_batches(task))
+    return task, usual_batches(task) if epochs is None else batches_of_epochs(task, epochs)
 
 
 def compare(

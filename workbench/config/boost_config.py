@@ -130,8 +130,6 @@ class BoostConfig(Section):
         """
         file = Path(path)
         values = read_json(file)
-        if not isinstance(values, dict):
-            raise ConfigError(f"{file.name}: must hold an object of sections, got {shown(values)}")
         try:
             return cls.from_dict(values)
         except ConfigError as error:

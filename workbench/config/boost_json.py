@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench.config.errors import ConfigError
+from workbench.config.errors import ConfigError, shown
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file in UTF-8, with or without byte order mark; whatever is wrong is a ConfigError."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file, see `parse_json`; whatever is wrong is a ConfigError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -26,15 +26,18 @@ def read_json(path: Path) -> Any:
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read ({reason})") from None
+    return parse_json(data, path.name)
+
+
+def parse_json(document: str | bytes, name: str) -> dict[str, Any]:
+    """Parse an object in strict JSON: no NaN, infinities and twin keys; a ConfigError says what is wrong.
+
+    Its sentence begins with the name. Bytes are UTF-8, with or without byte order mark.
+    """
     try:
-        text = data.decode("utf-8-sig")
+        text = document if isinstance(document, str) else document.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path.name}: is not UTF-8 text (byte {error.start})") from None
-    return parse_json(text, path.name)
-
-
-def parse_json(text: str, name: str) -> Any:
-    """Parse strict JSON: no NaN, infinities and twin keys; a ConfigError, which has the name, says what is wrong."""
+        raise ConfigError(f"{name}: is not UTF-8 text (byte {error.start})") from None
     if not text.strip():
         raise ConfigError(f"{name}: is empty; expected a JSON object")
 
@@ -50,7 +53,7 @@ def parse_json(text: str, name: str) -> Any:
         return members
 
     try:
-        return json.loads(text, parse_constant=no_constant, object_pairs_hook=no_twin)
+        values = json.loads(text, parse_constant=no_constant, object_pairs_hook=no_twin)
     except json.JSONDecodeError as error:
         fault = "ends too early, it looks half-written" if _is_cut_off(text, error) else "is not valid JSON"
         raise ConfigError(f"{name}: {fault} (line {error.lineno}, column {error.colno}: {error.msg})") from None
@@ -60,6 +63,9 @@ def parse_json(text: str, name: str) -> Any:
         raise ConfigError(f"{name}: a number has too many digits") from None
     except RecursionError:
         raise ConfigError(f"{name}: is nested too deeply") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name}: must hold an object of sections, got {shown(values)}")
+    return values
 
 
 def _is_cut_off(text: str, error: json.JSONDecodeError) -> bool:

@@ -62,7 +62,12 @@ def has_gaps(tensor: Tensor) -> bool:
 
     Fused kernels assume dense memory and would write into the gaps.
     """
-    return not is_lazy(tensor) and torch.empty_like(tensor, device="meta").stride() != tensor.stride()
+    return not is_lazy(tensor) and dense_strides(tensor) != tensor.stride()
+
+
+def dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor if it covers memory without gaps (channels_last included), else of a copy."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def version_of(tensor: Tensor) -> int:

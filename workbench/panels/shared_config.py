@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, NetworkFacts, Plan
 from workbench.config.boost_json import parse_json
-from workbench.config.errors import shown
 
 Observer = Callable[[BoostConfig, str], None]
 Setup = tuple[BoostConfig, str]
@@ -206,14 +205,7 @@ def differing(one: Setup, other: Setup) -> list[str]:
 
 def config_of_text(document: str | bytes, name: str) -> BoostConfig:
     """Read a configuration from the content of a JSON file; errors use the given name."""
-    try:
-        text = document if isinstance(document, str) else document.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: is not UTF-8 text (byte {error.start})") from None
-    values = parse_json(text, name)
-    if not isinstance(values, dict):
-        raise ConfigError(f"{name}: must hold an object of sections, got {shown(values)}")
-    return BoostConfig.from_dict(values)
+    return BoostConfig.from_dict(parse_json(document, name))
 
 
 def _checked_level(level: str) -> str:

@@ -354,15 +354,16 @@ def epoch_batches(task: Task, seed: int = 0) -> int | None:
 def usual_batches(task: Task) -> int:
     """Return the number of batches a task is trained on by default: its own, or 300 if it says none."""
     if task.epochs is not None:
-        return batches_of_epochs(task, task.epochs, epoch_batches(task))
+        return batches_of_epochs(task, task.epochs)
     return _USUAL_BATCHES if task.steps is None else int(task.steps)
 
 
-def batches_of_epochs(task: Task, epochs: float, epoch_batches: int | None) -> int:
+def batches_of_epochs(task: Task, epochs: float) -> int:
     """Return how many batches ``epochs`` passes over the data take; a TaskError if an epoch's are not known."""
-    if epoch_batches is None:
+    n_batches = epoch_batches(task)
+    if n_batches is None:
         raise TaskError(f"the loader of {task.name} does not know its length; say --steps N instead of epochs")
-    return max(math.ceil(epochs * epoch_batches), 1)
+    return max(math.ceil(epochs * n_batches), 1)
 
 
 def network_facts(task: Task, *, with_weights: bool = True) -> NetworkFacts:

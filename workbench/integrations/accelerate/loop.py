@@ -20,8 +20,6 @@ from workbench.training.boosted import Boosted
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["accelerator_arguments", "carried", "prepare"]
-
 
 def carried(config: ConfigLike, *, level: str = "O1") -> Carried:
     """Say which choices of a configuration the arguments of ``Accelerator`` carry, and why it cannot carry the others.

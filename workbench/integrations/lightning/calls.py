@@ -50,13 +50,13 @@ def loss_of(returned: Any) -> Tensor:
     return loss
 
 
-def call_step(step: Callable[..., Any], batch: Any, index: int = 0) -> Any:
+def call_step(step: Callable[..., Any], batch: Any) -> Any:
     """Call a module's step with a batch, its number where it takes one, and its loader's where it needs that."""
     parameters = inspect.signature(step).parameters.values()
     takes = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     needs = sum(one.default is one.empty for one in takes)
     usual = 2 if any(one.kind is one.VAR_POSITIONAL for one in parameters) else min(len(takes), 2)
-    return step(*(batch, index, 0)[: max(needs, usual)])
+    return step(*(batch, 0, 0)[: max(needs, usual)])
 
 
 @contextlib.contextmanager

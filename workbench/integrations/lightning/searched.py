@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from workbench.core.batch import batch_size_of
+from workbench.core.batch import batch_size_of, n_batches_of
 from workbench.core.metrics import Direction
 from workbench.core.wrapped_model import unwrapped
 from workbench.integrations.lightning.calls import call_step, logging_to, loss_of
@@ -89,7 +89,7 @@ def from_lightning(
             stacklevel=2,
         )
     train, evaluate = _loaders(first, datamodule, train_dataloaders, val_dataloaders)
-    epoch = len(train) if hasattr(train, "__len__") else None
+    epoch = n_batches_of(train)
     total = max_steps or (max_epochs or 1) * (epoch or 1)
     vars(trainer).update(estimated_stepping_batches=total, num_training_batches=epoch or total)
     configured = functools.partial(_configured, fresh)

@@ -32,7 +32,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.core import devices
 from workbench.core import distributed as ranks
-from workbench.core.torch_internals import check_and_unscale_, has_gaps, version_of
+from workbench.core.torch_internals import check_and_unscale_, dense_strides, has_gaps, version_of
 from workbench.optim.host_copy import HostCopy
 
 T = TypeVar("T", bound=Tensor)
@@ -43,11 +43,6 @@ DENSE_ONLY = "AdamOffload needs dense gradients; build the embedding with sparse
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the format in which the host computes for weights of a format: float32 for 16 bits, else the same."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """Return the strides of a tensor if it covers memory without gaps (channels_last included), else of a copy."""
-    return torch.empty_like(parameter, device="meta").stride()
 
 
 def needs_transfer(parameter: Tensor) -> bool:

@@ -94,15 +94,9 @@ class ConfirmationRounds:
             yield [_Asked(seed, key, plan, keep) for key, plan in in_turn]
 
     def _side_by_side(self, rounds: Iterator[Sequence[_Asked]]) -> Iterator[tuple[_Asked, Trained]]:
-        begun: list[Sequence[_Asked]] = []
-
-        def jobs() -> Iterator[list[TrainJob]]:
-            for one in rounds:
-                begun.append(one)
-                yield [self._job(asked, NO_WARM_UP) for asked in one]
-
-        for number, runs in train_rounds(self.trainers, jobs()):
-            yield from zip(begun[number], runs, strict=True)
+        begun = ((one, [self._job(asked, NO_WARM_UP) for asked in one]) for one in rounds)
+        for one, runs in train_rounds(self.trainers, begun):
+            yield from zip(one, runs, strict=True)
 
     def _train(self, asked: _Asked) -> Trained:
         try:

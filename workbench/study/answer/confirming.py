@@ -307,9 +307,8 @@ class Confirmation(ConfirmationRounds):
     def _step_time(self, contender: Contender) -> tuple[float, float, float] | None:
         """Return the relative time of a step with its interval; None when it was not measured."""
         trial = contender.trial
-        speed = self.runs.speed(contender.key)
-        if speed is None:
-            speed = SpeedMeasured(trial.relative_step_time, trial.relative_low, trial.relative_high)
+        searched = SpeedMeasured(trial.relative_step_time, trial.relative_low, trial.relative_high)
+        speed = self.runs.speed(contender.key) or searched
         measured = (speed.ratio, speed.low, speed.high)
         return measured if all(math.isfinite(one) and one > 0.0 for one in measured) else None
 

@@ -65,7 +65,7 @@ def begin_study(
     from workbench.core import devices
     from workbench.study.store.storage import archive_idle_study, holding_study
     from workbench.tasks.stoppable_task import StoppedError, stoppable
-    from workbench.training.task_look import epoch_batches, look_at
+    from workbench.training.task_look import look_at
 
     folder = folder_of(task) if folder is None else folder
     _check_drop(allowed_drop)
@@ -75,7 +75,7 @@ def begin_study(
     if steps is not None and epochs is not None:
         raise StudyError("`steps` and `epochs` mean the same thing; give only one of them")
     if (folder / "study.toml").exists() and not fresh:
-        said = None if steps is None and epochs is None else _steps(task, steps, epochs, epoch_batches(task))
+        said = None if steps is None and epochs is None else _steps(task, steps, epochs)
         asked_before = _check_same_question(folder, task, said, allowed_drop)
         on_note(f"Continuing {folder}; to start a new one, use --fresh (fresh=True in Python).")
         if asked_before.set_up.shortened:
@@ -84,7 +84,7 @@ def begin_study(
     if fresh and folder.exists():
         with holding_study(folder):  # fails now, not after the look, if another process is tuning it
             pass
-    length = _steps(task, steps, epochs, epoch_batches(task))
+    length = _steps(task, steps, epochs)
     try:
         look = look_at(stoppable(task, stop), devices.select_device(device), length)
     except StoppedError:
@@ -145,7 +145,7 @@ def _named_from(folder: Path, task: Task) -> str:
     return f"{place}{colon}{attribute}"
 
 
-def _steps(task: Task, steps: int | None, epochs: float | None, epoch_batches: int | None) -> int:
+def _steps(task: Task, steps: int | None, epochs: float | None) -> int:
     """Return how many batches the task is trained for today."""
     from workbench.tasks import TaskError
     from workbench.training.task_look import batches_of_epochs
@@ -160,7 +160,7 @@ def _steps(task: Task, steps: int | None, epochs: float | None, epoch_batches: i
             "Task steps= or epochs="
         )
     try:
-        return batches_of_epochs(task, epochs, epoch_batches)
+        return batches_of_epochs(task, epochs)
     except TaskError as error:
         raise StudyError(str(error)) from None
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from workbench.config import Plan
 from workbench.study.ask.plans import needs_warm_up
 from workbench.study.run.job import Monitor, Trained, TrainJob
 from workbench.study.run.runner import Experimenter
 
-EndedRound = tuple[int, Sequence[Trained]]
+_Name = TypeVar("_Name")
 
 
 def places(trainers: Sequence[Experimenter], plans: Iterable[Plan]) -> int:
@@ -23,8 +24,10 @@ def places(trainers: Sequence[Experimenter], plans: Iterable[Plan]) -> int:
     return 1 if any(map(needs_warm_up, plans)) else max(len(trainers), 1)
 
 
-def train_rounds(trainers: Sequence[Experimenter], rounds: Iterable[Sequence[TrainJob]]) -> Iterator[EndedRound]:
-    """Train rounds of runs and give each as it ends: which one it is, counted from 0, and its runs.
+def train_rounds(
+    trainers: Sequence[Experimenter], rounds: Iterable[tuple[_Name, Sequence[TrainJob]]]
+) -> Iterator[tuple[_Name, Sequence[Trained]]]:
+    """Train rounds of runs, each under a name of the caller's, and give each as it ends: its name and its runs.
 
     The next round is asked for when a trainer has nothing to do, in the thread of the caller. After an error, of a run
     or of what gives the rounds, no further one is begun; it is raised when those that run have ended. What ends the
@@ -32,11 +35,11 @@ def train_rounds(trainers: Sequence[Experimenter], rounds: Iterable[Sequence[Tra
     """
     given_up = threading.Event()
 
-    def train(trainer: Experimenter, number: int, jobs: Sequence[TrainJob]) -> EndedRound:
-        return number, [trainer.run(job, Monitor(stop=given_up.is_set)) for job in jobs]
+    def train(trainer: Experimenter, name: _Name, jobs: Sequence[TrainJob]) -> tuple[_Name, Sequence[Trained]]:
+        return name, [trainer.run(job, Monitor(stop=given_up.is_set)) for job in jobs]
 
-    waiting, free = enumerate(rounds), list(trainers)
-    running: dict[Future[EndedRound], Experimenter] = {}
+    waiting, free = iter(rounds), list(trainers)
+    running: dict[Future[tuple[_Name, Sequence[Trained]]], Experimenter] = {}
     errors: list[BaseException] = []
     with ThreadPoolExecutor(len(trainers), "trainer") as threads:
         try:

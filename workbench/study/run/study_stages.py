@@ -111,7 +111,7 @@ class StudyStages:
             guard.limits.deadline = stage_ends(end, limit, self.deadline, file.set_up.plain_share)
             search.until(guard.limits.deadline)
             search.objective.trainers = self.trainers()
-            find_plain(search, deadline=guard.limits.deadline, limit=limit)
+            find_plain(search, limit=limit)
             guard.limits.deadline = end
             search.until(end)
             try_plain_in_runtime(search)

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from workbench.config import ConfigError
 from workbench.study.ask.search_space import Dimension, SearchedSpace
 from workbench.study.errors import StudyError
-from workbench.study.sample.whole_space import WholeSpaceSampler, keep_sampler_state, sampler_state, value_at
+from workbench.study.sample.whole_space import WholeSpaceSampler, keep_sampler_state, number_at, sampler_state
 
 _MOST_POINTS = 2000  # beyond, finding them would take longer than a trial, and trying them for ever
 
@@ -124,8 +124,4 @@ def _values(distribution: BaseDistribution, points: int | None) -> list[Any]:
         return [min(low + place * every, high) for place in range(math.floor(steps + 1e-9) + 1)]
     assert points is not None  # a range without steps was refused
     shares = [place / (points - 1) for place in range(points)] if points > 1 else [0.5]
-    if every is None:
-        return [value_at(distribution, share) for share in shares]
-    # Steps and whole numbers: the nearest one to each place, none twice.
-    wanted = (low * (high / low) ** share if distribution.log else low + share * (high - low) for share in shares)
-    return list(dict.fromkeys(min(low + round((value - low) / every) * every, high) for value in wanted))
+    return list(dict.fromkeys(number_at(distribution, share) for share in shares))  # no step or whole number twice

@@ -211,6 +211,16 @@ def value_at(distribution: BaseDistribution, share: float) -> Any:
     return value if isinstance(distribution, IntDistribution) else float(min(value, high))
 
 
+def number_at(distribution: FloatDistribution | IntDistribution, share: float) -> float:
+    """Return the number at a fraction of a range, or the nearest on its steps: those at its ends have half a part."""
+    low, high, step = distribution.low, distribution.high, distribution.step
+    value = low * (high / low) ** share if distribution.log else low + share * (high - low)
+    if step:
+        value = low + round((value - low) / step) * step
+    value = min(max(value, low), high)
+    return round(value) if isinstance(distribution, IntDistribution) else value
+
+
 def values_at(distributions: Mapping[str, BaseDistribution], point: Sequence[float]) -> dict[str, Any]:
     """Return the values at a point of the unit cube whose axes are the distributions, in their order."""
     return {path: value_at(one, share) for (path, one), share in zip(distributions.items(), point, strict=True)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from workbench.study.errors import OutOfTimeError, StudyFailedError
 from workbench.study.run.job import Monitor, RunStep, Trained, TrainJob, plain
 from workbench.study.run.objective import AS_O0, Objective, metric_deficit
 from workbench.study.run.runner import end_if_over
-from workbench.study.run.side_by_side import EndedRound, places, train_rounds
+from workbench.study.run.side_by_side import places, train_rounds
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError
 from workbench.study.set_up import standing as standings
 from workbench.study.set_up.runtime_choice import ground_of, note_no_room
@@ -107,19 +107,19 @@ class SetUpObjective(Objective):
     def _train_baseline_side_by_side(self, plan: Plan, missing: Sequence[int]) -> dict[int, Trained]:
         done = dict[int, Trained]()
         try:
-            for number, (run,) in self._side_by_side([[self._job(plan, index, NO_WARM_UP)] for index in missing]):
-                done[missing[number]] = run
+            for index, (run,) in self._side_by_side({one: [self._job(plan, one, NO_WARM_UP)] for one in missing}):
+                done[index] = run
                 if run.is_usable:
-                    self._keep_baseline(missing[number], run)
+                    self._keep_baseline(index, run)
         except OutOfTimeError as error:
             waves = math.ceil((len(missing) - len(done)) / len(self.trainers))
             raise OutOfTimeError(str(error), waves * error.needed_seconds) from None
         return done
 
-    def _side_by_side(self, rounds: Sequence[Sequence[TrainJob]]) -> Iterator[EndedRound]:
-        for n_done, (number, runs) in enumerate(train_rounds(self.trainers, rounds), start=1):
+    def _side_by_side(self, rounds: Mapping[int, Sequence[TrainJob]]) -> Iterator[tuple[int, Sequence[Trained]]]:
+        for n_done, (index, runs) in enumerate(train_rounds(self.trainers, rounds.items()), start=1):
             self._on_step(RunStep(n_done, len(rounds), runs[-1].metric))
-            yield number, runs
+            yield index, runs
 
     def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
         """Return the mean of some runs, to be scored at a metric; NaN where one of them diverged."""
@@ -232,12 +232,12 @@ class SetUpObjective(Objective):
         """Train a plan on several seeds at a time, and the baseline first where it has not been; return the plan's."""
         known = standings.baseline_metrics(self._study.user_attrs)
         trained = dict[int, Trained]()
-        plans = [[plan] if index in known else [self._file.baseline_plan(), plan] for index in indices]
-        rounds = [[self._job(one, at, NO_WARM_UP) for one in row] for at, row in zip(indices, plans, strict=True)]
-        for number, (*baseline, run) in self._side_by_side(rounds):
-            trained[indices[number]] = run
+        plans = {index: [plan] if index in known else [self._file.baseline_plan(), plan] for index in indices}
+        rounds = {index: [self._job(one, index, NO_WARM_UP) for one in row] for index, row in plans.items()}
+        for index, (*baseline, run) in self._side_by_side(rounds):
+            trained[index] = run
             for one in baseline:
-                self._keep_baseline(indices[number], one)
+                self._keep_baseline(index, one)
         return trained
 
     def _standing(self, trial: optuna.Trial, runs: Sequence[Run], time: float) -> Standing:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
@@ -29,10 +29,10 @@ from workbench.config import ConfigError, Plan
 from workbench.methods.batch.section import BatchSection
 from workbench.study.ask.search_space import GIVEN, SearchedSpace, Suggestion
 from workbench.study.run.job import SpeedMeasured
-from workbench.study.sample.whole_space import WholeSpaceSampler
+from workbench.study.sample.whole_space import WholeSpaceSampler, number_at
 from workbench.study.set_up.runtime_choice import batches_without_room, ground_of, times_per_sample
 from workbench.study.set_up.standing import SURE, Standing, standing_of
-from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of, total_time
+from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, total_time
 from workbench.study.store.stored_records import allowed_drop_of
 
 _N_CANDIDATES = 160
@@ -98,7 +98,7 @@ class ProposingSampler(WholeSpaceSampler):
             if suggested is None or suggested[1].key() in tried:
                 continue
             values, plan = suggested[0].parameters, suggested[1]
-            kinds = kinds_of_steps(plan, self._space.plans, passes_of(plan, steps))
+            kinds = kinds_of_steps(plan, self._space.plans, steps)
             timed = [(known[kind.step_key()], share) for kind, share in kinds if kind.step_key() in known]
             step = mean_step(timed) if len(timed) == len(kinds) else guess(values)
             time = total_time(plan, step, steps, share_of_today=share_of_today).ratio
@@ -134,7 +134,7 @@ class ProposingSampler(WholeSpaceSampler):
         """Draw from the whole space."""
         if isinstance(distribution, CategoricalDistribution):
             return distribution.choices[int(self._rng.integers(len(distribution.choices)))]
-        return _at(float(self._rng.random()), distribution)
+        return number_at(distribution, float(self._rng.random()))
 
     def _near(self, parent: Mapping[str, Any], name: str, distribution: Any) -> Any:
         """Draw around a plan: most parameters as they are there, ranges moved by a little, and often not at all."""
@@ -148,7 +148,7 @@ class ProposingSampler(WholeSpaceSampler):
         share = math.log(given / low) / math.log(high / low) if distribution.log else (given - low) / (high - low)
         if rng.random() >= _UNMOVED:
             share = float(np.clip(share + rng.normal(0.0, 0.15), 0.0, 1.0))
-        return _at(share, distribution)
+        return number_at(distribution, share)
 
 
 def first_batches(factors: Sequence[float], sample_times: Mapping[float, float]) -> list[tuple[float, float]]:
@@ -230,15 +230,5 @@ def _usual(fixed: Mapping[str, Any], name: str, distribution: Any) -> Any:
     if isinstance(distribution, CategoricalDistribution):
         return given if given in distribution.choices else distribution.choices[0]
     if given is None:
-        return _at(0.5, distribution)
+        return number_at(distribution, 0.5)
     return min(max(float(given), distribution.low), distribution.high)
-
-
-def _at(share: float, distribution: FloatDistribution | IntDistribution) -> float:
-    """Return the value at a share of a range."""
-    low, high, step = distribution.low, distribution.high, distribution.step
-    value = low * (high / low) ** share if distribution.log else low + share * (high - low)
-    if step:
-        value = low + round((value - low) / step) * step
-    value = min(max(value, low), high)
-    return round(value) if isinstance(distribution, IntDistribution) else value

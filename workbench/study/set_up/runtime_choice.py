@@ -21,6 +21,7 @@ import optuna
 from workbench.config import SWITCHES, BoostConfig, Plan
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.methods.runtime.section import RuntimeSection
+from workbench.study.ask.search_space import all_off
 from workbench.study.ask.set_up_question import EXPECTED_TIME
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
@@ -74,7 +75,7 @@ def runtime_ratio(attributes: Mapping[str, Any]) -> float:
 
 def steps_timed(file: StudyFile, attributes: Mapping[str, Any]) -> str:
     """Say what a mean step takes in each runtime that was timed, fastest first; empty where there was no choice."""
-    base, shares = file.base_config().with_values({"boost.mode": "disable_all"}), dict[str, float]()
+    base, shares = all_off(file.base_config()), dict[str, float]()
     for row in attributes.get(_CHOICE, {}).get("measured", []):
         if row["values"] and row["ratios"] and not row["message"]:
             summary = file.plans.resolve(base.with_values(row["values"]), "O0").summary()
@@ -176,7 +177,7 @@ class _RuntimeTiming:
         from workbench.core import devices
 
         self._times, self._end, self._file = times, end, times.file
-        self._base = self._file.base_config().with_values({"boost.mode": "disable_all"})
+        self._base = all_off(self._file.base_config())
         self._device = devices.select_device(self._file.study.device)
         is_enlarged = any(one.path == "batch.factor" for one in self._file.dimensions)
         self._factors = _BATCH_FACTORS if is_enlarged else _BATCH_FACTORS[:1]

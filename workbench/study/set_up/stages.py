@@ -54,18 +54,15 @@ def stage_ends(
     return max(deadline, min(time.monotonic() + share * limit, latest))
 
 
-def find_plain(search: Search, *, deadline: float | None, limit: float | None) -> None:
-    """Find tuned plain, before other plans are drawn.
-
-    ``deadline`` is when the search ends, by ``time.monotonic()``, and ``limit`` the seconds of the whole command.
-    """
+def find_plain(search: Search, *, limit: float | None) -> None:
+    """Find tuned plain, before other plans are drawn; ``limit`` are the seconds of the whole command."""
     study, file = search.study, search.file
     asked = {PLAIN: True, MOST_SEEDS: _PLAIN_SEEDS}
     if search.objective.trainers:
         asked["n_seeds"] = _PLAIN_SEEDS  # which take no longer than one
     end = None
-    if deadline is not None and limit is not None:
-        end = min(deadline, time.monotonic() + file.set_up.plain_share * limit)
+    if search.deadline is not None and limit is not None:
+        end = min(search.deadline, time.monotonic() + file.set_up.plain_share * limit)
     while True:
         trials = study.get_trials(deepcopy=False)
         done = sum(trial.state.is_finished() and bool(trial.user_attrs.get(PLAIN)) for trial in trials)

@@ -19,7 +19,6 @@ from workbench.config import Plan
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.runtime.section import RuntimeSection
 from workbench.study.ask.plans import StudyPlans
-from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.run.runner import Experimenter
@@ -38,7 +37,7 @@ class StepTimes:
     experimenter: Experimenter
 
     def __post_init__(self) -> None:
-        self._as_given = self.file.plans.resolve(all_off(self.file.base_config()), "O0").step_key()
+        self._as_given = self.file.baseline_plan().step_key()
         self.read_again()
 
     def read_again(self) -> None:
@@ -47,7 +46,7 @@ class StepTimes:
 
     def measured(self, plan: Plan, warm_up: WarmUp = NO_WARM_UP) -> SpeedMeasured:
         """Return the mean step time of a plan's run relative to the baseline's, measured now if need be."""
-        kinds = kinds_of_steps(plan, self.file.plans, passes_of(plan, self.file.study.budget_steps))
+        kinds = kinds_of_steps(plan, self.file.plans, self.file.study.budget_steps)
         return mean_step([(self._measured(kind, warm_up), share) for kind, share in kinds])
 
     def _measured(self, plan: Plan, warm_up: WarmUp) -> SpeedMeasured:
@@ -62,7 +61,7 @@ class StepTimes:
         return self._known[key]
 
 
-def kinds_of_steps(plan: Plan, plans: StudyPlans, passes: int) -> list[tuple[Plan, float]]:
+def kinds_of_steps(plan: Plan, plans: StudyPlans, steps: int) -> list[tuple[Plan, float]]:
     """Return what a run's steps are like where its inputs grow: plans of one size, each with its share of passes."""
     if not plan.is_in_effect("curriculum"):
         return [(plan, 1.0)]
@@ -70,7 +69,7 @@ def kinds_of_steps(plan: Plan, plans: StudyPlans, passes: int) -> list[tuple[Pla
     from workbench.methods.curriculum.section import CurriculumSection
 
     kinds = []
-    for size, share in stages_of(plan.config.part(CurriculumSection), passes):
+    for size, share in stages_of(plan.config.part(CurriculumSection), passes_of(plan, steps)):
         one: dict[str, Any] = {"curriculum.kind": "none"}
         if size < 1.0:
             one = {"curriculum.start": size, "curriculum.until": 1.0, "curriculum.stages": 1}
@@ -126,7 +125,7 @@ def compile_seconds(plan: Plan, file: StudyFile, attributes: Mapping[str, Any]) 
     if not (compiles or (captures and devices.has_graphs(devices.select_device(file.study.device)))):
         return 0.0
     known = known_step_times(attributes)
-    kinds = kinds_of_steps(plan, file.plans, passes_of(plan, file.study.budget_steps))
+    kinds = kinds_of_steps(plan, file.plans, file.study.budget_steps)
     steps = [known[kind.step_key()] for kind, _ in kinds if kind.step_key() in known]
     return 1e-3 * sum(step.cold_ms for step in steps if not step.cold_again)
 
