@@ -67,3 +67,11 @@ def test_a_quiet_stream_and_one_of_a_single_class() -> None:
 def test_a_run_that_judges_nothing_says_how_to() -> None:
     assert not online_quality_figure([]).data
     assert "Prequential" in figure_text(online_quality_figure([]))
+
+
+def test_predictions_that_are_no_longer_finite_are_the_answer() -> None:
+    lacking = pd.DataFrame({"step": np.arange(40, 70)})
+    assert title(online_quality_figure(pd.concat([_steps(), lacking]))) == (
+        "Since step 39 no prediction of a new record has been finite"
+    )
+    assert "stands at" in title(online_quality_figure(pd.concat([_steps(), lacking.iloc[:19]])))

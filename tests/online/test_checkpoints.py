@@ -27,6 +27,7 @@ from workbench.core import distributed as ranks
 from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
 from workbench.rec import RecModel
+from workbench.runs import RunRecorder, read_run
 from workbench.training import load_checkpoint, save_checkpoint
 from workbench.training.checkpoint_folder import copied_to_host
 
@@ -301,3 +302,24 @@ def test_killed_at_random_moments_it_trains_on_every_record_exactly_once(tmp_pat
     assert whole["trained"] == 400 * 16
     # What the weights know of the stream: each record was counted when it was trained on, in a buffer of the model.
     assert whole["counts"] == [1] * 400
+
+
+def test_batches_rejected_behind_the_last_step_count_once_and_the_clock_goes_on(tmp_path: Path) -> None:
+    batches = list(stream(seed=2, start=0, n=6))
+    (ids, numbers), labels = batches[3]
+    batches[3] = (ids, numbers.clone().fill_(torch.nan)), labels
+
+    def train(n: int, recorder: RunRecorder, resume: bool = False) -> int:
+        kept = OnlineCheckpoints(tmp_path / "checkpoints", every_steps=100)
+        with recorder:
+            summary = new_recommender().online_train(
+                lambda start: iter(batches[start:n]), checkpoints=kept, resume=resume, recorder=recorder
+            )
+        return summary.n_rejected
+
+    recorder = RunRecorder.create(tmp_path, {}, {}, "run")
+    assert train(4, recorder) == BATCH
+    assert train(6, RunRecorder.reopen(recorder.path), resume=True) == BATCH
+    run = read_run(recorder.path)
+    assert run.steps["step"].tolist() == list(range(5))
+    assert run.steps["seconds"].is_monotonic_increasing

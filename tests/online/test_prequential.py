@@ -97,6 +97,18 @@ def test_predictions_that_are_no_numbers_are_counted_and_left_out() -> None:
     assert (judged.n_seen, judged.n_nonfinite, judged.auc()) == (2, 3, 1.0)
 
 
+def test_a_model_that_has_died_is_no_longer_judged_by_what_it_predicted_before() -> None:
+    judged = Prequential(10)
+    judged.see(torch.tensor([-2.0, 2.0] * 5), torch.tensor([0.0, 1.0] * 5))
+    judged.see(torch.full((8,), math.nan), torch.ones(8))
+    judged.take_in()
+    assert judged.auc() == 1.0  # of the two that are left
+    judged.see(torch.full((2,), math.inf), torch.ones(2))
+    judged.take_in()
+    assert math.isnan(judged.auc())
+    assert math.isnan(judged.log_loss())
+
+
 @pytest.mark.parametrize("shape", [(4, 3), (4, 1, 1), ()])
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="predictions of shape"):

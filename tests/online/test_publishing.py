@@ -254,3 +254,20 @@ def test_training_publishes_the_weights_that_predict(sparse: bool, options: dict
     served.predict_network.load_state_dict(published.tensors)
     inputs, _ = next(stream(seed=9, start=0))
     assert torch.equal(served.predict(inputs), model.predict(inputs))
+
+
+def test_a_folder_that_was_emptied_and_begun_anew_is_read_anew(tmp_path: Path) -> None:
+    def publish(value: int) -> Table:
+        module, publisher = Table(), SnapshotPublisher(tmp_path)
+        module.set_all(value)
+        for version in range(2):
+            module.bias.data.fill_(value + version)
+            publisher.publish(module, version, wait=True)
+        return module
+
+    publish(1)
+    seen = load_published(tmp_path)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    module = publish(100)
+    assert same_bits(load_published(tmp_path, since=seen).tensors, module)

@@ -28,6 +28,7 @@ class OnlineQualityNumbers:
     n_drifts: int
     last_auc: float
     last_log_loss: float
+    unknown_since: float  # last step with a log loss, where later ones should have had some; else NaN
     lowest_auc: float  # once the first tenth of the record has gone by
     lowest_step: float
 
@@ -51,6 +52,7 @@ def online_quality_numbers(steps: StepTable, events: EventTable = None) -> Onlin
         n_drifts=n_drifts,
         last_auc=last_known(auc),
         last_log_loss=last_known(loss),
+        unknown_since=_unknown_since(step, loss),
         lowest_auc=float("nan") if lowest is None else float(auc[lowest]),
         lowest_step=float("nan") if lowest is None else float(step[lowest]),
     )
@@ -92,7 +94,15 @@ def online_quality_drawing(
     return drawing
 
 
+def _unknown_since(step: Floats, loss: Floats) -> float:
+    at = step[np.isfinite(loss)]  # every k-th step, while any prediction in the window is finite
+    is_late = at.size > 1 and step[-1] - at[-1] >= 2 * (at[-1] - at[-2])
+    return float(at[-1]) if is_late else float("nan")
+
+
 def _answer(numbers: OnlineQualityNumbers) -> str:
+    if np.isfinite(numbers.unknown_since):
+        return f"Since step {grouped(numbers.unknown_since)} no prediction of a new record has been finite"
     seen = f"drift was seen {times(numbers.n_drifts)}" if numbers.n_drifts else "no drift was seen"
     if not np.isfinite(numbers.last_auc):
         return f"The log loss of new records stands at {compact(numbers.last_log_loss)} nats; {seen}"

@@ -132,7 +132,7 @@ class Feed:
         opened: Callable[[], None],  # called when the stream is at its start, before the first batch is read
     ) -> None:
         self.dataset = stream
-        self.position = start  # behind the last batch yielded
+        self.position = start  # behind the last batch that was sifted
         self.is_over = False  # whether the stream ended by itself
         self.wait_ms = 0.0  # how long the last batch was waited for
         self._sift = sift
@@ -173,9 +173,9 @@ class Feed:
             read = self._next_read()
             if read is None:
                 return None
+            self.position = read.after  # behind what is rejected, too: a resumed run must not count it again
             batch = self._sift(read.batch)
             if batch is not None:
-                self.position = read.after
                 self.wait_ms = (time.perf_counter() - began) * 1e3
                 return batch
         return None

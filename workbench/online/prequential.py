@@ -40,10 +40,12 @@ class Prequential:
         self.kind: OutputKind = "logits"  # what the network returns; set from the criterion when training begins
         self.n_seen = 0  # records judged so far
         self.n_nonfinite = 0  # that are not among them, because their prediction was NaN or infinite
+        # These are in the window, too, with a loss of NaN, as is what was never filled: what a model that has died did
+        # well before must not go on counting.
         self._records: dict[str, npt.NDArray[Any]] = {
             "scores": np.zeros(window),
             "positive": np.zeros(window, dtype=np.bool_),
-            "losses": np.zeros(window),
+            "losses": np.full(window, np.nan),
         }
         self._pending: list[tuple[Tensor, Tensor]] = []
 
@@ -72,19 +74,21 @@ class Prequential:
         scores_array, labels_array = torch.stack([scores, labels]).cpu().numpy()
         losses = binary_log_losses(scores_array, labels_array, self.kind)
         finite = np.isfinite(losses)
-        self._append(scores_array[finite], labels_array[finite], losses[finite])
-        self.n_nonfinite += len(finite) - int(np.count_nonzero(finite))
+        self._append(scores_array, labels_array, losses)
+        n_finite = int(np.count_nonzero(finite))
+        self.n_seen, self.n_nonfinite = self.n_seen + n_finite, self.n_nonfinite + len(finite) - n_finite
         return _means(losses, finite, [len(prediction) for prediction, _ in pending])
 
     def auc(self) -> float:
         """Return the area under the ROC curve over the window, 0 to 1; NaN while only one class is in it."""
-        n = min(self.n_seen, self.window)
-        return exact_auc(self._records["scores"][:n], self._records["positive"][:n])
+        known = np.isfinite(self._records["losses"])
+        return exact_auc(self._records["scores"][known], self._records["positive"][known])
 
     def log_loss(self) -> float:
-        """Return the mean log loss over the window, in nats per record; NaN while it is empty."""
-        n = min(self.n_seen, self.window)
-        return float(self._records["losses"][:n].mean()) if n else math.nan
+        """Return the mean log loss over the window, in nats per record; NaN while none in it is known."""
+        losses = self._records["losses"]
+        known = losses[np.isfinite(losses)]
+        return float(known.mean()) if len(known) else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Return the window; a RuntimeError when predictions wait, whose losses would be lost."""
@@ -100,16 +104,15 @@ class Prequential:
         self.n_seen, self.n_nonfinite = state["n_seen"], state["n_nonfinite"]
         for name, values in self._records.items():
             values[:] = state[name].cpu().numpy()
+        self._records["losses"][self.n_seen + self.n_nonfinite :] = np.nan  # earlier checkpoints have 0 there
         self._pending = []
 
     def _append(self, scores: Floats, labels: Floats, losses: Floats) -> None:
         skipped = max(len(scores) - self.window, 0)  # what would be overwritten at once
-        self.n_seen += skipped
-        places = (self.n_seen + np.arange(len(scores) - skipped)) % self.window
+        places = (self.n_seen + self.n_nonfinite + np.arange(skipped, len(scores))) % self.window
         self._records["scores"][places] = scores[skipped:]
         self._records["positive"][places] = labels[skipped:] > 0.5
         self._records["losses"][places] = losses[skipped:]
-        self.n_seen += len(places)
 
 
 def exact_auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Published:
     tensors: dict[str, Tensor]  # the model's state, on the CPU
     base: str  # file it was read from first
     deltas: tuple[str, ...]  # files applied to it
+    crcs: Mapping[str, int] = field(default_factory=dict)  # of each file: names begin anew in an emptied folder
 
 
 class SnapshotPublisher:
@@ -192,7 +193,9 @@ def load_published(folder: Path | str, since: Published | None = None) -> Publis
 
 def _load(folder: Path, manifest: Mapping[str, Any], since: Published | None) -> Published:
     base, deltas, crcs = manifest["base"], tuple(manifest["deltas"]), manifest.get(_FILES, {})
-    if since is not None and since.base == base and deltas[: len(since.deltas)] == since.deltas:
+    applied = () if since is None else (since.base, *since.deltas)
+    follows = since is not None and applied == (base, *deltas)[: len(applied)]
+    if since is not None and follows and all(since.crcs.get(name) == crcs.get(name) for name in applied):
         published = since
     else:
         published = Published(0, 0, _read_tensors(folder / base, crcs.get(base)), base, ())
@@ -206,7 +209,7 @@ def _load(folder: Path, manifest: Mapping[str, Any], since: Published | None) ->
             raise ValueError(f"{folder / name}: {error}; it is damaged or belongs to another model") from None
     for tensor, rows, values in updates:
         tensor[rows] = values
-    published.deltas = deltas
+    published.deltas, published.crcs = deltas, crcs
     published.version, published.step = manifest["version"], manifest["step"]
     return published
 

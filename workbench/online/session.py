@@ -6,7 +6,6 @@ It is the last callback of the run, so that a checkpoint holds what the user's c
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -70,6 +69,7 @@ class OnlineSession(Callback):
         self.feed: Feed  # what the trainer is fed with, once `open` was called
         self._position = StreamPosition()
         self._generators: dict[str, Any] | None = None
+        self._clock: dict[str, float] | None = None  # and the rest of a trace's state, of a resumed run
         self._context: RunContext | None = None
         self._is_in_step = False
         self._n_refused = 0
@@ -153,7 +153,7 @@ class OnlineSession(Callback):
             columns["online.records_per_second"] = (accepted - self._figured[1]) / max(now - self._figured[0], 1e-9)
         self._figured = now, accepted
         columns.update(_table_figures(unwrapped(self.boosted.model)))
-        return {name: value for name, value in columns.items() if not math.isnan(value)}
+        return columns
 
     def _take_in(self, step: int) -> None:
         """Bring predictions to the host and let the detector look at each of their steps."""
@@ -173,6 +173,8 @@ class OnlineSession(Callback):
         if self.recorder is not None:
             # Norm and maximum of the gradients only if asked for: on a large table they cost as much as a step.
             self.trace = TraceBuffer(self.boosted, gradients=self.record_gradients, figures=self.figures_after)
+            if self._clock is not None:
+                self.trace.load_state_dict(self._clock)
         return self
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -209,9 +211,9 @@ class OnlineSession(Callback):
     def _save(self, state: CallbackParameters, *, wait: bool = False) -> None:
         """Write a checkpoint, and before it every step that lies behind it: the record of a killed run has no gap."""
         assert self.checkpoints is not None
-        content = self.state_dict(state)
+        self._take_in(self.boosted.step_index - 1)
         self._record()
-        self.checkpoints.save(content, self.boosted.step_index, wait=wait)
+        self.checkpoints.save(self.state_dict(state), self.boosted.step_index, wait=wait)
 
     def _record(self) -> None:
         """Hand all steps and events of the trace to the recorder."""
@@ -235,7 +237,6 @@ class OnlineSession(Callback):
 
     def state_dict(self, state: CallbackParameters) -> dict[str, Any]:
         """Return everything that the rest of this training depends on, the user's callbacks excepted."""
-        self._take_in(self.boosted.step_index - 1)
         position = self.feed.position
         return {
             **checkpoint_state(self.boosted),
@@ -244,6 +245,7 @@ class OnlineSession(Callback):
                 "numbers": [state.cur_epoch_num, state.cur_step_num],
                 "sieve": self.sieve.state_dict(),
                 "n_drifts": self.n_drifts,
+                "trace": None if self.trace is None else self.trace.state_dict(),
                 "prequential": None if self.prequential is None else self.prequential.state_dict(),
                 "drift": None if self.drift is None else self.drift.state_dict(),
                 "also": {name: part.state_dict() for name, part in self._also().items()},
@@ -261,6 +263,7 @@ class OnlineSession(Callback):
         self.numbers = tuple(online["numbers"])
         self.sieve.load_state_dict(online["sieve"])
         self.n_drifts = online["n_drifts"]
+        self._clock = online.get("trace")  # which earlier checkpoints lack
         parts = {"prequential": self.prequential, "drift": self.drift, **self._also()}
         states = {"prequential": online["prequential"], "drift": online["drift"], **online["also"]}
         for name, part in parts.items():
