@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,11 @@ from tests.mirrors.fake_mirror import (
 )
 from workbench.api import train
 from workbench.cli import main
+from workbench.config import BoostConfig
 from workbench.core.records import EventKind
 from workbench.runs.mirrors import LiveMirrors, MirrorError, MirrorWarning, mirrors_named
+from workbench.training.checkpoint_folder import CheckpointFolder
+from workbench.training.run import RunMonitor, RunRequest, RunResult, run_task
 
 
 def begun(*mirrors: FakeMirror, wait_seconds: float = 30.0) -> LiveMirrors:
@@ -53,6 +58,25 @@ def test_a_training_that_records_nothing_is_mirrored_all_the_same() -> None:
     train(small_task(), steps=3, out=None, device="cpu", mirrors=[mirror])
     assert len(values_of(mirror.points, "training/loss")) == 3
     assert (mirror.runs[0].parameters["level"], mirror.summaries[0]["state"]) == ("O0", "finished")
+
+
+def test_a_resumed_training_is_mirrored_from_its_first_step_and_is_complete_only_at_its_end(tmp_path: Path) -> None:
+    mirror = FakeMirror()
+
+    def trained(stop: Callable[[], bool] | None) -> RunResult:
+        monitor = RunMonitor(stop=stop, mirrors=LiveMirrors([mirror]))
+        kept = CheckpointFolder(tmp_path / "checkpoints")
+        request = RunRequest(BoostConfig(), steps=12, run_id="run", evaluate_every=3)
+        return run_task(small_task(), request, out=tmp_path, monitor=monitor, checkpoints=kept)
+
+    asked = count(1)
+    trained(lambda: next(asked) >= 5)
+    assert not mirror.summaries[-1]["state"]  # it goes on
+    mirror.points.clear()
+    result = trained(None)
+    assert [step for step, _ in values_of(mirror.points, "training/loss")] == list(range(12))
+    assert [value for _, value in values_of(mirror.points, "evaluation/accuracy")] == [v for _, v in result.curve]
+    assert mirror.summaries[-1]["state"] == "finished"
 
 
 def test_a_training_that_an_error_ends_is_closed_in_its_mirrors() -> None:

@@ -65,3 +65,10 @@ def test_every_mirrored_name_has_a_unit_and_a_meaning() -> None:
     assert set(names) - set(found) == {"evaluation/accuracy"}
     assert (found["time/forward_ms"].unit, found["time/step_ms"].unit, found[FROZEN].unit) == ("ms", "ms", "groups")
     assert "DimReduce" in found["dim_reduce/rho"].description
+
+
+def test_steps_that_are_lacking_leave_no_gap() -> None:
+    odd = [record for record in steps_of_a_run(400) if record.step % 2 and not record.overflow]
+    steps = [point.step for point in Selection(100, 400).points(odd)]
+    assert max(after - before for before, after in itertools.pairwise(steps)) <= 8
+    assert len(steps) == 100

@@ -134,3 +134,8 @@ def test_what_is_no_run_no_step_of_it_and_no_policy_is_refused() -> None:
     kind: Any = "none"
     with pytest.raises(ValueError, match=r'"dynamic" or "fixed".*kind="fixed" with init=1'):
         ScalePolicy(kind=kind)
+
+
+def test_a_policy_may_begin_below_one() -> None:
+    result = simulate([1.0] * 4, [ScalePolicy(init=0.5, minimum=0.25, window=1)])
+    assert (result.overflows.tolist(), result.final_scale.tolist()) == ([1], [2.0])

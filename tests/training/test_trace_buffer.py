@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,20 @@ def test_the_memory_is_read_at_most_ten_times_a_second(monkeypatch: pytest.Monke
         return len(asked)
 
     monkeypatch.setattr(trace_buffer.devices, "memory_bytes", counted)
-    _, boosted, trace = make({})
     monkeypatch.setattr(trace_buffer.time, "perf_counter", lambda: next(now) / 100)
+    _, boosted, trace = make({})
     run(boosted, trace, data(40))
     records, _ = trace.drain()
     seconds = records[-1].seconds - records[0].seconds
     assert 1 < len(asked) <= 10 * seconds + 2 < len(records)
     assert [r.memory_bytes for r in records] == sorted(r.memory_bytes for r in records)
+
+
+def test_a_step_begins_where_the_one_before_it_ended() -> None:
+    records, _ = recorded({}, 5)
+    assert records[0].seconds == 0.0
+    for one, following in pairwise(records):
+        assert one.seconds + one.step_ms / 1e3 == pytest.approx(following.seconds)
 
 
 def test_records_say_what_happened_in_each_step() -> None:

@@ -32,7 +32,7 @@ class ScalePolicy:
     """One way to choose the loss scale.
 
     Args:
-        init: Initial scale, >= 1.
+        init: Initial scale, > 0.
         factor: Divisor on overflow, multiplier on growth, > 1; unused by a fixed scale.
         window: Finite steps in a row before the scale grows, >= 1; unused by a fixed scale.
         minimum: Lower bound, in (0, init].
@@ -53,7 +53,7 @@ class ScalePolicy:
                 f'`kind` must be "dynamic" or "fixed", got {self.kind!r}; '
                 'a run without loss scale is the policy kind="fixed" with init=1'
             )
-        init = checked_init("init", self.init)
+        init = checked_init("init", self.init, above=0.0)
         bounds = checked_bounds(init, self.minimum, self.maximum)
         factor, window = checked_number("factor", self.factor, above=1.0), checked_window("window", self.window)
         # So that 2 and 2.0 are one policy and numpy numbers become Python's.

@@ -119,11 +119,11 @@ def next_scale(
     return ScaleState(float(scales))
 
 
-def checked_init(name: str, value: object) -> float:
-    """Return an initial loss scale, which must lie in [1, largest float32], as a float."""
-    number = checked_number(name, value, least=1.0)
+def checked_init(name: str, value: object, *, above: float | None = None) -> float:
+    """Return an initial loss scale as a float: at least 1, or above ``above`` where given, and within float32."""
+    number = checked_number(name, value, least=1.0, above=above)
     if number > FLOAT32_MAX:
-        raise ValueError(f"`{name}` must lie in [1, {FLOAT32_MAX:.4g}] (float32), got {value!r}")
+        raise ValueError(f"`{name}` must be at most {FLOAT32_MAX:.4g} (float32), got {value!r}")
     return number
 
 

@@ -14,6 +14,7 @@ import html
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -111,6 +112,7 @@ def _templates() -> jinja2.Environment:
     templates.filters |= {"compact": compact, "counted": counted, "percent": percent}
     templates.filters["pretty_json"] = functools.partial(json.dumps, indent=2, ensure_ascii=False, default=str)
     templates.filters |= {"number": format_number, "drawn": _drawn, "power": lambda value: f"2^{math.log2(value):g}"}
+    templates.filters["quoted"] = lambda path: shlex.quote(str(path))  # for a shell
     templates.tests |= {"finite": math.isfinite, "within": within}
     templates.globals |= {
         "parts_against_total": parts_against_total,

@@ -7,15 +7,16 @@ was measured.
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from workbench.core.records import Event, StepRecord
-from workbench.runs import RunRecorder, new_run_id
+from workbench.runs import RunRecorder, new_run_id, read_run
 from workbench.runs.mirrors.live import LiveMirrors
+from workbench.runs.mirrors.recorded import blocks_of
 
 
 class RunOutput:
@@ -54,12 +55,12 @@ class RunOutput:
     def begin_mirrors(
         self, mirrors: LiveMirrors, config: Mapping[str, Any], environment: Callable[[], dict[str, Any]]
     ) -> None:
-        """Show the run to mirrors, with the recorded run's name and environment if there is one."""
+        """Show the run to mirrors, with the recorded run's name, environment and earlier steps if there is one."""
         if self._recorder is not None:
-            facts = json.loads((self._recorder.path / "environment.json").read_bytes())
+            run = read_run(self._recorder.path, most_histograms=0)
+            mirrors.begin(run.name, config, run.environment, functools.partial(blocks_of, run))
         else:
-            facts = environment() | {"started": datetime.now(UTC).isoformat()}
-        mirrors.begin(self.run_id or new_run_id(), config, facts)
+            mirrors.begin(new_run_id(), config, environment() | {"started": datetime.now(UTC).isoformat()})
         self._mirrors = mirrors
 
     def keep(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
@@ -86,13 +87,13 @@ class RunOutput:
         if self._recorder is not None:
             self._close(self._recorder, summary, goes_on)
         if self._mirrors is not None:
-            self._mirrors.finish(summary)
+            self._mirrors.finish(_for_mirrors(summary, goes_on))
 
     def interrupt(self, summary: Mapping[str, Any], error: BaseException, *, goes_on: bool) -> None:
         """Close the record of a run that an exception ends; never raises, so that the exception itself is seen."""
         if self._mirrors is not None:
             with contextlib.suppress(Exception):  # where warnings are errors, what it has to say is one
-                self._mirrors.finish(summary)
+                self._mirrors.finish(_for_mirrors(summary, goes_on))
         if self._recorder is None:
             return
         try:
@@ -109,3 +110,8 @@ class RunOutput:
             recorder.close()
         else:
             recorder.finish(summary)
+
+
+def _for_mirrors(summary: Mapping[str, Any], goes_on: bool) -> Mapping[str, Any]:
+    """Return the results of a run; one that goes on is in no state to be called complete."""
+    return {**summary, "state": ""} if goes_on else summary

@@ -137,7 +137,7 @@ class TraceBuffer:
         self._rows.append(
             _HostRow(
                 outcome,
-                now - self._began,
+                self._last - self._began,
                 (now - self._last) * 1e3,
                 samples,
                 self._memory_bytes,

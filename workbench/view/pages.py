@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import threading
 import time
 import tomllib
@@ -27,6 +28,7 @@ from workbench.report.trial_data import reference_of
 _DEPTH = 3  # of studies below a folder
 _MOST_RUNS = 200  # that are listed
 _MOST_OVERLAID = 12  # more lines than that cannot be told apart
+_WIDEST = 1 << 20  # steps that a loss is averaged over
 _QUIET_SECONDS = 180.0  # without a change, after which a study or run counts as left alone
 _CLOSING = 5.0  # seconds after its report in which a study still closes its database
 _PAUSE = 3.0  # a page rests this many times as long as it took to make
@@ -112,7 +114,7 @@ class Pages:
             raise ViewError(f"{len(paths)} runs are chosen, and at most {_MOST_OVERLAID} are drawn; leave some out")
         chosen: dict[str, Path] = {}
         for path in paths:
-            label, _, place = path.rpartition("|")
+            label, _, place = path.rpartition("//")  # no path has two slashes in a row
             folder = self._below_root(place)
             if folder is None or not _is_run(folder):
                 raise ViewError(f"{place}: there is no such run here any more")
@@ -120,7 +122,7 @@ class Pages:
         window = asked.get("window", "1")
         if not window.isdecimal():
             raise ViewError(f"`window` must be a whole number of steps, got {window!r}")
-        return str(overlay_html(chosen, window=max(1, int(window)), x=asked.get("x", "step")))
+        return str(overlay_html(chosen, window=min(max(1, int(window)), _WIDEST), x=asked.get("x", "step")))
 
     def up_from(self, folder: Path) -> tuple[str, str] | None:
         """Return the address and name of a folder's parent; None for the root."""
@@ -129,7 +131,7 @@ class Pages:
     def choice(self, folder: Path, name: str, more: str, address: str, *, chosen: bool) -> RunChoice:
         """Return a run to be laid over others; its path carries the name that its curves will have."""
         label = f"{name} · {more}" if more else name
-        return RunChoice(f"{name}|{folder.relative_to(self.root).as_posix()}", label, address, chosen)
+        return RunChoice(f"{name}//{folder.relative_to(self.root).as_posix()}", label, address, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,10 @@ class _StudyPage(_Maker):
     @property
     def _storage(self) -> str | None:
         return self._pages.storage if self._folder == self._pages.root else None
+
+    @property
+    def _command(self) -> str:
+        return f"`workbench tune {shlex.quote(str(self._folder))}`"
 
     def signature(self) -> str:
         """Return what changes when the study does; for a database elsewhere, only the time."""
@@ -181,7 +187,7 @@ class _StudyPage(_Maker):
         report = self._folder / "result" / "report.html"
         if report.is_file():
             return report.read_text(encoding="utf-8")
-        note = f"This study has not begun. `workbench tune {self._folder}` begins it, and this page follows."
+        note = f"This study has not begun. {self._command} begins it, and this page follows."
         return folder_page_html(self._folder.name, note=note, served=served)
 
     def _choice(self, trial: Any, answer: StudyResult) -> RunChoice | None:
@@ -194,7 +200,7 @@ class _StudyPage(_Maker):
 
     def _state(self, answer: StudyResult) -> tuple[str, bool]:
         running = answer.counts.others.get("running", 0)
-        done, more = answer.progress, f"`workbench tune {self._folder}`"
+        done, more = answer.progress, self._command
         parts = [self._phase(), done, f"{running} running" if running else ""]
         live = f"Live: {', '.join(filter(None, parts))}. This page follows."
         if self._phase():

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.rank_environment import is_first_rank
@@ -18,6 +18,8 @@ from workbench.core.warning import warn
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, MirrorWarning, reason_of
 from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
 from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
+
+Blocks: TypeAlias = Iterable[tuple[Sequence[StepRecord], Sequence[Event]]]
 
 _MOST_WAITING = 20_000
 """Most steps that wait for a slow mirror; beyond, every second one is left out, overflows excepted."""
@@ -36,12 +38,21 @@ class LiveMirrors:
         self._wait_seconds = wait_seconds
         self._threads: list[_Thread] = []
 
-    def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Open the run under a name in every mirror; a MirrorError if one of them cannot be opened."""
+    def begin(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        earlier: Callable[[], Blocks] = tuple,
+    ) -> None:
+        """Open the run under a name in every mirror; a MirrorError if one of them cannot be opened.
+
+        ``earlier`` returns what a resumed run has recorded before: a mirror begins anew.
+        """
         run = MirroredRun(name, config, environment)
         for mirror in self.mirrors:
             mirror.begin(run)
-        self._threads = [_Thread(mirror) for mirror in self.mirrors]
+        self._threads = [_Thread(mirror, earlier) for mirror in self.mirrors]
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
         """Hand a block of steps, in order, and their events to every mirror; warn once of each that failed."""
@@ -104,9 +115,9 @@ def _made(name: str) -> Mirror:
 class _Thread(threading.Thread):
     """Feeds one mirror; a daemon, since a server that hangs must not keep the program from ending."""
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: Mirror, earlier: Callable[[], Blocks]) -> None:
         super().__init__(name=f"mirror to {mirror}", daemon=True)
-        self.mirror = mirror
+        self.mirror, self._earlier = mirror, earlier
         self.error: Exception | None = None
         self._records: Sequence[StepRecord] = []
         self._events: list[Event] = []
@@ -130,6 +141,8 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         try:
+            for block in self._earlier():
+                self.mirror.write(*block)
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._records or self._events or self._summary is not None)

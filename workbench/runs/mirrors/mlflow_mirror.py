@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ _METRICS_AT_ONCE = 1000  # what MLflow's log_batch takes in one call
 _PARAMETERS_AT_ONCE = 100
 _LONGEST_VALUE = 500  # what the oldest stores in use take
 _MOST_EVENTS = 10_000
+_NOT_IN_A_NAME = re.compile(r"[^\w.\-/: ]")  # a metric's, which a user may call "F1 (macro)"
 _STATUS = {"diverged": "FAILED", "interrupted": "KILLED", "stopped": "KILLED"}
 
 
@@ -126,9 +128,10 @@ class MlflowMirror(Mirror):
         experiment = self._client.get_experiment_by_name(self._experiment_name(run))
         if experiment is None:
             return None
+        # By a time, in which no quote ends the filter, as it might in a name.
         started = str(run.environment.get("started", ""))
-        found = self._client.search_runs([experiment.experiment_id], f"tags.`{_RUN}` = '{run.name}'")
-        return next((one for one in found if one.data.tags.get(_STARTED) == started), None)
+        found = self._client.search_runs([experiment.experiment_id], f"tags.`{_STARTED}` = '{started}'")
+        return next((one for one in found if one.data.tags.get(_RUN) == run.name), None)
 
     def _send_parameters(self, parameters: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
@@ -142,7 +145,7 @@ class MlflowMirror(Mirror):
         from mlflow.entities import Metric
 
         metrics = [
-            Metric(name, value, round(when * 1e3), step)
+            Metric(_NOT_IN_A_NAME.sub("_", name), value, round(when * 1e3), step)
             for step, when, values in rows
             for name, value in values.items()
         ]

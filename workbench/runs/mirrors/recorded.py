@@ -40,7 +40,7 @@ def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
     for mirror in wanted:
         mirror.begin(described)
         try:
-            for records, events in _blocks(run):
+            for records, events in blocks_of(run):
                 mirror.write(records, events)
             mirror.finish(run.summary)
         except Exception as error:  # a disk, a server, a database: each library has its own errors
@@ -52,7 +52,8 @@ def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
     return [str(mirror) for mirror in wanted]
 
 
-def _blocks(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:
+def blocks_of(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:
+    """Yield what a run has recorded, block by block."""
     events = run.event_records()
     sent = 0
     for at in range(0, max(len(run.steps), 1), _BLOCK):
@@ -60,4 +61,5 @@ def _blocks(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:
         is_last = at + _BLOCK >= len(run.steps)
         mine = [e for e in events[sent:] if is_last or e.step <= records[-1].step]
         sent += len(mine)
-        yield records, mine
+        if records or mine:
+            yield records, mine

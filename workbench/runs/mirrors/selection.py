@@ -2,7 +2,7 @@
 
 Names have two parts, as TensorBoard and MLflow group by the first. A method's own columns keep theirs, with a slash
 for the dot (``time/forward``). A viewer draws about a thousand points of a curve, so in a long run only every k-th
-step is mirrored; steps that overflowed always are.
+step is mirrored, or the first one there is of k; steps that overflowed always are.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Selection:
         self._most = max(most, 2)
         self._every = max(1, math.ceil(steps / self._most)) if steps else 1
         self._chosen = 0
+        self._last = -1  # step of the last one of these
         self._overflows = 0
         self._freezes = False
         self._seconds = 0.0
@@ -50,7 +51,7 @@ class Selection:
         self._latest: dict[str, float] = {}
 
     def points(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> list[Point]:
-        """Return the points of a block, which must lack no step, and of its evaluations, in the order of steps."""
+        """Return the points of a block and of its evaluations, in the order of steps."""
         points = list(self._of_steps(records))
         for event in events:
             if event.kind is EventKind.EVALUATION and math.isfinite(event.value):
@@ -71,7 +72,11 @@ class Selection:
             self._step_ended[record.step] = self._seconds
             # Between two points the latest number counts: a norm exists only where a window of micro-batches ended.
             self._latest |= self._values(record)
-            if record.step % self._every == 0 or record.overflow:
+            # Not every multiple of k: a mirror that is too slow lacks steps, say all the even ones.
+            is_due = record.step // self._every != self._last // self._every
+            if is_due:
+                self._last = record.step
+            if is_due or record.overflow:
                 yield Point(record.step, self._seconds, self._latest)
                 self._latest = {}
                 self._chosen += not record.overflow

@@ -163,8 +163,11 @@ def _session_end(status: str, when: float) -> Any:
 
 
 def _as_table(values: Mapping[str, Any]) -> str:
-    rows = [
-        f"| {name} | {value if isinstance(value, str) else json.dumps(value, default=str)} |"
-        for name, value in values.items()
-    ]
+    rows = [f"| {name} | {_cell(value)} |" for name, value in values.items()]
     return "\n".join(["| | |", "| --- | --- |", *rows])
+
+
+def _cell(value: Any) -> str:
+    """Return a value in one line, without what ends a cell: the message of an error may have both."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return " ".join(text.split()).replace("|", "\\|")
