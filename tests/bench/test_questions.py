@@ -37,6 +37,7 @@ from workbench.bench.questions import (
     step_cost,
     tensors,
 )
+from workbench.core.devices import has_fast_bfloat16
 from workbench.methods.dim_reduce.method import flat_vector
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.optim.adam_offload.optimizer import AdamOffload
@@ -70,6 +71,10 @@ LINES: dict[str, list[str]] = {
     ],
     "less_bn": [f": {side} / edited by hand" for side in ("ours", "no BatchNorm", "all BatchNorms")]
     + ["operations of torch: ours / edited by hand"],
+    "convolution": [
+        "convolution in float32, 1 thread",
+        *["convolution in bfloat16, 1 thread"] * has_fast_bfloat16(REQUEST.device),
+    ],
     "accumulation": ["accumulation 3 x 2, 1 thread: ours / native .grad", "separate buffers / native .grad", "", ""],
     "scaled tail": ["", ""],
     "scaled step": ["", "scaled step, 1 x 8 batch 4, 1 thread: GradScaler"],

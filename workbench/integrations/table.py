@@ -31,6 +31,7 @@ ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # what it is -> its confi
     "a fixed loss scale": ("loss_scale.kind", {"loss_scale.kind": "fixed", "loss_scale.init": 128.0}),
     "torch.compile": ("runtime.compile", {"runtime.compile": "default"}),
     "channels_last": ("runtime.memory_format", {"runtime.memory_format": "channels_last"}),
+    "convolutions by products": ("runtime.convolution", {"runtime.convolution": "matmul"}),
     "fast float32 products": ("runtime.matmul_precision", {"runtime.matmul_precision": "high"}),
     "cuDNN benchmark": ("runtime.cudnn_benchmark", {"runtime.cudnn_benchmark": True}),
     "CUDA graph": ("runtime.cuda_graph", {"runtime.cuda_graph": True}),

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from workbench.core.torch_internals import BatchNorm, has_fused_kernel
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import concatenated, why_not_merged
 from workbench.methods.facts import facts_of_copies
+from workbench.methods.runtime.matmul_convolution import found_by_passes
 from workbench.methods.schedule.method import StandIn, has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
@@ -64,6 +65,7 @@ class TaskLook:
     has_scheduler: bool
     no_merging: str  # why batches cannot be concatenated, to stand after "because"; empty where they can
     convolutions: int  # over images
+    products: bool  # whether one of them, or more, has few positions for its channels
     matrices: int  # hidden ones, that Muon would take
     sparse_gradients: bool  # whether a table of embeddings has some
     network: NetworkFacts
@@ -94,8 +96,8 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
         warnings.simplefilter("ignore")
         network = network_facts(task)
         # Before there is another copy, since memory may be short.
-        by_threads, evaluation_seconds, untrained, counted = _seconds(task, device, steps, seed)
-        threads = max(by_threads)
+        first = _first_steps(task, device, steps, seed)
+        by_threads, threads = first.by_threads, max(first.by_threads)
         model = task.new_model().to(device)
         optimizer = task.new_optimizer(model)
         groups = optimizer.param_groups
@@ -124,6 +126,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             # One alone would be put together with itself.
             no_merging="the loader gives one batch" if n_batches == 1 else _why_not_at_once(task, model, seed),
             convolutions=sum(isinstance(module, nn.Conv2d) for module in model.modules()),
+            products=first.products,
             matrices=sum(len(group["params"]) for group in parameter_groups(model) if group["matrices"]),
             sparse_gradients=bool(sparse_tables(model)),
             network=network,
@@ -132,15 +135,15 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             reading=reading.data,
             threads=threads,
             step_seconds=step_seconds,
-            evaluation_seconds=evaluation_seconds,
+            evaluation_seconds=first.evaluation_seconds,
             fewer_threads=by_threads,
             not_kept=reading.not_kept,
             reading_cores=reading.cores,
             compared=task.what_is_compared(model, next(iter(task.evaluation_batches(seed)))),
             falls_early=_falls_early(course),
-            counted=counted,
+            counted=first.counted,
             unfused="" if sparse_tables(model) else _unfused(optimizer),
-            untrained=untrained,
+            untrained=first.untrained,
             sets_rates=sets_rates,
             rises_to=_one_factor(highest) if sets_rates else 1.0,
         )
@@ -167,7 +170,15 @@ def _number(value: Any) -> float:
     return float(value.item() if isinstance(value, Tensor) else value) if is_known else 0.0
 
 
-def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[dict[int, float], float, str, str]:
+class _FirstSteps(NamedTuple):
+    by_threads: dict[int, float]  # seconds of a step
+    evaluation_seconds: float
+    untrained: str  # see `TaskLook`, as the next two
+    counted: str
+    products: bool
+
+
+def _first_steps(task: Task, device: torch.device, steps: int, seed: int) -> _FirstSteps:
     """Time a step of the task as given, by number of threads, and an evaluation; say what these steps have shown.
 
     On a CPU some steps are timed with all threads, with half of them, and so on until a step takes clearly longer.
@@ -190,13 +201,15 @@ def _seconds(task: Task, device: torch.device, steps: int, seed: int) -> tuple[d
             if seconds > _CLEARLY_LONGER * min(found.values()):
                 break
             found[most >> halvings] = seconds
-    _refuse_updates_in_the_loss(prepared, next(batches))
+    with found_by_passes(model) as products:
+        _refuse_updates_in_the_loss(prepared, next(batches))
     check_outputs(task, model, device, precision, seed)  # what is loaded for a metric is loaded once
     began = time.perf_counter()
     evaluate(task, model, device, precision, seed)
     seconds = time.perf_counter() - began
     counted = _counted(task, counts, steps / n_steps, lambda: evaluate(task, model, device, precision, seed))
-    return found, seconds, _untrained(prepared.task.loss, before, prepared.boosted.optimizer), counted
+    untrained = _untrained(prepared.task.loss, before, prepared.boosted.optimizer)
+    return _FirstSteps(found, seconds, untrained, counted, bool(products))
 
 
 def _refuse_updates_in_the_loss(prepared: Prepared, batch: Any) -> None:

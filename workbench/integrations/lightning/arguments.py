@@ -22,6 +22,7 @@ _ELSEWHERE = {
     "regularization.label_smoothing": "the criterion that the module calls smooths its labels",
     "runtime.compile": "it is a call before the training: torch.compile(module)",
     "runtime.memory_format": "it is a call before the training: module.to(memory_format=torch.channels_last)",
+    "runtime.convolution": "its layers are this package's",
     "runtime.matmul_precision": "it is a call before the training: torch.set_float32_matmul_precision(...)",
     "runtime.threads": "it is a call before the training: torch.set_num_threads(...)",
     "runtime.data": "the module's or datamodule's train_dataloader says how samples are read",

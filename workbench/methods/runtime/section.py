@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from workbench.config.boost import GRADIENTS_MAY_HIDE
-from workbench.config.conditions import declared, is_not
+from workbench.config.conditions import Condition, declared, is_not
 from workbench.config.section import MethodSection, described
 
 if TYPE_CHECKING:
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 CompileMode = Literal["off", "default", "max-autotune", "reduce-overhead"]
 Reading = Literal["as_given", "resident", "prefetch"]
+_EAGER = Condition(
+    lambda config, facts: (
+        ""
+        if config.part(RuntimeSection).compile == "off" or GRADIENTS_MAY_HIDE.why_not(config, facts)
+        else "a compiled model's convolutions are the library's"
+    ),
+    "the model is not compiled",
+    GRADIENTS_MAY_HIDE.reads | {"runtime.compile"},
+)
 
 _NO_GRAPHS_YET = is_not(
     "runtime.compile", "reduce-overhead", "compile mode reduce-overhead replays CUDA graphs already"
@@ -34,6 +43,13 @@ class RuntimeSection(MethodSection):
         "contiguous",
         "Memory format",
         "How images and kernels of convolutions lie in memory; channels_last keeps the channels of a pixel together.",
+    )
+    convolution: Literal["library", "matmul"] = described(
+        "library",
+        "Convolution",
+        "How a CPU computes convolutions over images: by its library, or by products of matrices where they have few "
+        "positions for their channels.",
+        when=_EAGER,
     )
     matmul_precision: Literal["highest", "high", "medium"] = described(
         "highest",
@@ -75,6 +91,7 @@ class RuntimeSection(MethodSection):
         words = {
             "compile": f"compiled ({self.compile})",
             "memory_format": self.memory_format,
+            "convolution": "convolutions by products",
             "matmul_precision": f"{self.matmul_precision} matmul precision",
             "cuda_graph": "CUDA graph",
             "cudnn_benchmark": "cuDNN benchmark",

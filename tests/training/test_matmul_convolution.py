@@ -1,0 +1,194 @@
+"""Convolutions as products of matrices: the library's results within rounding, where the shapes say they are faster."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+
+from tests.kit import tasks
+from workbench.config import BoostConfig
+from workbench.methods.runtime import matmul_convolution
+from workbench.methods.runtime.matmul_convolution import MatmulConv2d, found_by_passes, limits_of, use_products_
+from workbench.training import apply
+from workbench.training.task_look import look_at
+
+CPU = torch.device("cpu")
+EVERYWHERE = {"whole": 1e9, "gradient": 1e9}
+GRADIENT_ALONE = {"whole": 0.0, "gradient": 1e9}
+
+
+@pytest.fixture(params=[EVERYWHERE, GRADIENT_ALONE], ids=["all passes", "the kernel's gradient"])
+def of_any_shape(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let convolutions of any shape be products, in all passes or in one."""
+    limits = matmul_convolution._Limits(0, **request.param)
+    with monkeypatch.context() as patch:
+        patch.setattr(matmul_convolution, "_LIMITS", dict.fromkeys(matmul_convolution._LIMITS, limits))
+        yield
+
+
+def passes(convolution: nn.Module, images: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    images = images.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        output = convolution(images)
+    output.backward(torch.linspace(-1.0, 1.0, output.numel()).view_as(output).to(output.dtype))
+    weights = {name: one.grad for name, one in convolution.named_parameters() if one.grad is not None}
+    assert images.grad is not None
+    return {"output": output.detach().float(), "images": images.grad, **weights}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": 3, "padding": 1, "stride": 2, "bias": False},
+        {"kernel_size": (2, 3), "padding": (0, 1), "stride": (1, 2)},
+        {"kernel_size": 1, "bias": False},
+        {"kernel_size": 1, "padding": 2},  # wider than the kernel
+    ],
+)
+def test_products_are_the_librarys_results_within_rounding(
+    options: dict[str, Any], layout: torch.memory_format, dtype: torch.dtype, of_any_shape: None
+) -> None:
+    torch.manual_seed(0)
+    library = nn.Conv2d(5, 7, **options).to(memory_format=layout)
+    ours = copy.deepcopy(library)
+    assert use_products_(ours)
+    images = torch.randn(3, 5, 6, 4).to(memory_format=layout)
+    assert limits_of(ours, images) is not None
+    found, wanted = passes(ours, images, dtype), passes(library, images, dtype)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        scale = float(value.abs().max())
+        torch.testing.assert_close(
+            found[name] / scale, value / scale, rtol=0, atol=1e-5 if dtype == torch.float32 else 2e-2
+        )
+
+
+def test_products_have_second_derivatives_and_work_under_torch_func(of_any_shape: None) -> None:
+    def penalty(network: nn.Module) -> Tensor:
+        x = images.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(network(x).square().sum(), x, create_graph=True)
+        (of_weight,) = torch.autograd.grad(slope.square().sum(), network.weight)
+        return of_weight
+
+    def of_one(weight: Tensor, image: Tensor) -> Tensor:
+        found = torch.func.functional_call(ours, {"weight": weight}, (image[None],))
+        return found.square().sum()  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 4, 4)
+    library = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+    ours = copy.deepcopy(library)
+    use_products_(ours)
+    torch.testing.assert_close(penalty(ours), penalty(library))
+    each = torch.func.vmap(torch.func.grad(of_one), (None, 0))(ours.weight.detach(), images)
+    library(images).square().sum().backward()
+    torch.testing.assert_close(each.sum(0), library.weight.grad)
+
+
+def test_frozen_kernels_get_no_gradient(of_any_shape: None) -> None:
+    ours = nn.Conv2d(3, 4, 3)
+    use_products_(ours)
+    ours.weight.requires_grad_(False)
+    ours(torch.randn(2, 3, 5, 5)).sum().backward()
+    assert ours.weight.grad is None
+    assert ours.bias is not None
+    assert ours.bias.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("convolution", "shape", "dtype", "multiplied"),
+    [
+        (nn.Conv2d(512, 512, 3, padding=1), (64, 512, 4, 4), torch.bfloat16, True),
+        (nn.Conv2d(512, 512, 3, padding=1), (64, 512, 4, 4), torch.float32, True),
+        (nn.Conv2d(512, 512, 3, padding=1), (64, 512, 16, 16), torch.bfloat16, False),
+        (nn.Conv2d(256, 256, 3, padding=1), (64, 256, 4, 4), torch.bfloat16, True),
+        (nn.Conv2d(256, 256, 3, padding=1), (64, 256, 4, 4), torch.float32, False),
+        (nn.Conv2d(64, 64, 3, padding=1), (32, 64, 2, 2), torch.bfloat16, False),  # too little work
+        (nn.Conv2d(512, 512, 3, padding=1), (64, 512, 4, 4), torch.float64, False),
+        (nn.Conv2d(512, 512, 3, padding=1), (512, 4, 4), torch.float32, False),  # one image
+    ],
+)
+def test_shapes_decide(convolution: nn.Conv2d, shape: tuple[int, ...], dtype: torch.dtype, multiplied: bool) -> None:
+    convolution = copy.deepcopy(convolution).to(dtype)
+    assert (limits_of(convolution, torch.zeros(shape, dtype=dtype)) is not None) == multiplied
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        in_float32 = copy.deepcopy(convolution).float()
+        found = limits_of(in_float32, torch.zeros(shape)) is not None
+    assert found == multiplied or dtype != torch.bfloat16  # casts decide, too
+
+
+@pytest.mark.parametrize(
+    "options", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "circular"}]
+)
+def test_other_convolutions_stay_the_librarys(options: dict[str, Any]) -> None:
+    assert not use_products_(nn.Sequential(nn.Conv2d(4, 4, 3, **options), nn.Conv1d(4, 4, 3)))
+
+
+class Late(nn.Module):
+    """Few positions for the channels: 512 of them, and images of 2 x 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.late = nn.Conv2d(1, 256, 3, stride=4), nn.Conv2d(256, 256, 3, padding=1)
+        self.head = nn.Linear(256, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.late(F.relu(self.first(x))).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def asked(**runtime: Any) -> BoostConfig:
+    return BoostConfig().with_values({"boost.mode": "disable_all", "runtime": runtime})
+
+
+def test_training_is_the_same_within_rounding_and_the_parameters_are() -> None:
+    torch.manual_seed(0)
+    library = Late()
+    ours = copy.deepcopy(library)
+    losses = []
+    for model, runtime in ((library, {}), (ours, {"convolution": "matmul"})):
+        weights = [*model.parameters()]
+        boosted = apply(asked(**runtime), model, SGD(model.parameters(), lr=0.1), level="O0")
+        assert all(one is other for one, other in zip(model.parameters(), weights, strict=True))
+        for x, y in tasks.images(6):
+            losses.append(loss := F.cross_entropy(boosted.model(x), y))
+            boosted.backward(loss)
+            boosted.step()
+    assert isinstance(ours.late, MatmulConv2d)
+    assert not isinstance(library.late, MatmulConv2d)
+    torch.testing.assert_close(losses[6:], losses[:6])
+    torch.testing.assert_close(dict(ours.state_dict()), dict(library.state_dict()))
+
+
+def test_it_is_left_out_where_it_cannot_act() -> None:
+    line = nn.Linear(3, 2)
+    with pytest.warns(UserWarning, match=r"`runtime.convolution` has no effect: the model has no convolution over"):
+        apply(asked(convolution="matmul"), line, SGD(line.parameters(), lr=0.1), level="O0")
+    plan = asked(convolution="matmul", compile="default").resolve("O0")
+    assert [(one.name, one.reason.rpartition("because ")[2]) for one in plan.dropped] == [
+        ("runtime.convolution", "a compiled model's convolutions are the library's")
+    ]
+
+
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize(("network", "products"), [(Late, True), (narrow, False)])
+def test_a_look_at_a_task_finds_convolutions_with_few_positions(network: Any, products: bool) -> None:
+    task = tasks.task_of(network, tasks.images(6), evaluate=tasks.images(2))
+    assert look_at(task, CPU, 20).products is products
+    model = network()
+    with found_by_passes(model) as found:
+        model(tasks.images(1)[0][0])
+    assert [one.in_channels for one in found] == [256] * products
+    assert not any(module._forward_pre_hooks for module in model.modules())

@@ -1,0 +1,163 @@
+"""Convolutions as products of matrices on a CPU, where its library is slow at them: late layers, of small images.
+
+oneDNN 3.11 (torch 2.13) orders kernels and gradients anew in each pass. With few positions for the channels, that takes
+longer than the arithmetic: the gradient of a kernel of 512 x 512 x 3 x 3 takes 47 ms for 64 images of 4 x 4 in
+bfloat16, and 10 ms as a product of the gradient with the patches that the kernel sees (*im2col*; Chellapilla, Puri and
+Simard, High Performance Convolutional Neural Networks for Document Processing, 2006). Elsewhere the library is faster,
+since patches take a kernel's area times the memory of the image. What to multiply is therefore decided by shapes, in
+each call anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
+
+
+class _Limits(NamedTuple):
+    """Where products are faster, as measured over 17 shapes with 1 and 2 threads of a Xeon with AMX."""
+
+    kernel: int  # fewest numbers of a kernel
+    whole: float  # most positions (of all images of a batch) per output channel for all three passes
+    gradient: float  # the same for the kernel's gradient alone
+
+
+_LIMITS = {torch.bfloat16: _Limits(1 << 17, 2.0, 8.0), torch.float32: _Limits(1 << 19, 2.0, 2.0)}
+
+
+class MatmulConv2d(nn.Conv2d):
+    """A convolution that is computed by products of matrices where that is faster; a Conv2d in all else."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution of images ``[n, in_channels, height, width]``, within rounding."""
+        limits = limits_of(self, input)
+        if limits is None:
+            return super().forward(input)
+        x, weight, bias = (
+            None if one is None else one.to(_computed_in(one)) for one in (input, self.weight, self.bias)
+        )
+        whole = _positions(self, input) <= limits.whole * self.out_channels
+        output: Tensor = _Convolution.apply(x, weight, bias, self.stride, self.padding, whole)  # type: ignore[no-untyped-call]
+        return output
+
+
+def limits_of(convolution: nn.Conv2d, images: Tensor) -> _Limits | None:
+    """Return the limits within which a convolution of images is a product, of the kernel's gradient at least."""
+    if not images.is_cpu or torch.compiler.is_compiling():
+        return None
+    dtype = _computed_in(images)
+    limits = _LIMITS.get(dtype)
+    is_one_format = dtype == _computed_in(convolution.weight)
+    return limits if limits is not None and is_one_format and _is_within(convolution, images, limits) else None
+
+
+def use_products_(model: nn.Module) -> bool:
+    """Let a model's convolutions be products where that is faster; return whether any can be.
+
+    Their class is changed, as torch's ``parametrize`` does it: parameters, hooks and whoever holds them stay the same.
+    """
+    possible = [*filter(_is_possible, model.modules())]
+    for convolution in possible:
+        convolution.__class__ = MatmulConv2d
+    return bool(possible)
+
+
+@contextlib.contextmanager
+def found_by_passes(model: nn.Module) -> Iterator[set[nn.Conv2d]]:
+    """Give the convolutions that would be products, in float32 or in bfloat16, in the passes within the block."""
+    found = set[nn.Conv2d]()
+
+    def look(module: nn.Conv2d, inputs: tuple[Any, ...]) -> None:
+        images = inputs[0] if inputs else None
+        if isinstance(images, Tensor) and any(_is_within(module, images, one) for one in _LIMITS.values()):
+            found.add(module)
+
+    with contextlib.ExitStack() as hooks:
+        for module in filter(_is_possible, model.modules()):
+            hooks.enter_context(module.register_forward_pre_hook(look))
+        yield found
+
+
+def _is_possible(module: nn.Module) -> TypeGuard[nn.Conv2d]:
+    is_plain = type(module) is nn.Conv2d and module.groups == 1 and set(module.dilation) == {1}
+    return is_plain and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+
+
+def _is_within(convolution: nn.Conv2d, images: Tensor, limits: _Limits) -> bool:
+    if images.ndim != 4 or convolution.weight.numel() < limits.kernel:
+        return False
+    return 0 < _positions(convolution, images) <= limits.gradient * convolution.out_channels
+
+
+def _computed_in(tensor: Tensor) -> torch.dtype:
+    """Return the format in which a convolution takes a tensor."""
+    if torch.is_autocast_enabled("cpu") and tensor.dtype != torch.float64:
+        return torch.get_autocast_dtype("cpu")
+    return tensor.dtype
+
+
+def _positions(convolution: nn.Conv2d, images: Tensor) -> int:
+    """Return how many positions the output has, over all images."""
+    assert not isinstance(convolution.padding, str)  # those are left to the library
+    sizes = zip(images.shape[2:], convolution.padding, convolution.kernel_size, convolution.stride, strict=True)
+    return len(images) * math.prod((size + 2 * pad - kernel) // step + 1 for size, pad, kernel, step in sizes)
+
+
+class _Convolution(torch.autograd.Function):
+    """The three passes; ``whole`` says whether all are products, or the gradient of the kernel alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, whole: bool) -> Tensor:
+        if not whole:
+            return F.conv2d(x, weight, bias, stride, padding)
+        patches, shape = _patches(x, weight.shape[2:], stride, padding)
+        kernels = weight.permute(2, 3, 1, 0).flatten(0, 2)
+        rows = patches @ kernels if bias is None else torch.addmm(bias, patches, kernels)
+        return rows.view(*shape, -1).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, ctx.stride, ctx.padding, ctx.whole = inputs
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = grad.permute(0, 2, 3, 1).flatten(0, 2)
+        of_x = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = _gradient_of_input(ctx, grad, x, weight)
+        if ctx.needs_input_grad[1]:
+            patches, _ = _patches(x, weight.shape[2:], ctx.stride, ctx.padding)
+            of_weight = (rows.t() @ patches).view(len(weight), *weight.shape[2:], -1).permute(0, 3, 1, 2)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            of_bias = rows.sum(0)
+        return of_x, of_weight, of_bias, None, None, None
+
+
+def _gradient_of_input(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the images; for a stride of 1 a convolution of the output's with the turned kernel."""
+    inside = [kernel - 1 - pad for kernel, pad in zip(weight.shape[2:], ctx.padding, strict=True)]
+    if ctx.whole and set(ctx.stride) == {1} and min(inside) >= 0:
+        patches, shape = _patches(grad, weight.shape[2:], ctx.stride, inside)
+        turned = weight.flip(2, 3).permute(2, 3, 0, 1).flatten(0, 2)
+        return (patches @ turned).view(*shape, -1).permute(0, 3, 1, 2)
+    found: Tensor = conv2d_input(x.shape, weight, grad, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _patches(x: Tensor, kernel: Any, stride: Any, padding: Any) -> tuple[Tensor, torch.Size]:
+    """Return what the kernel sees, ``[positions, area * channels]``, and the positions by dimension."""
+    rows = F.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))
+    seen = rows.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1]).permute(0, 1, 2, 4, 5, 3)
+    return seen.flatten(0, 2).flatten(1), seen.shape[:3]
