@@ -147,7 +147,9 @@ class Late(nn.Module):
 
 
 def asked(**runtime: Any) -> BoostConfig:
-    return BoostConfig().with_values({"boost.mode": "disable_all", "runtime": runtime})
+    return BoostConfig().with_values(
+        {"boost.mode": "disable_all", "runtime": {"memory_format": "channels_last", **runtime}}
+    )
 
 
 def test_training_is_the_same_within_rounding_and_the_parameters_are() -> None:
@@ -170,13 +172,16 @@ def test_training_is_the_same_within_rounding_and_the_parameters_are() -> None:
 
 
 def test_it_is_left_out_where_it_cannot_act() -> None:
-    line = nn.Linear(3, 2)
+    grouped = nn.Conv2d(4, 4, 3, groups=2)
     with pytest.warns(UserWarning, match=r"`runtime.convolution` has no effect: the model has no convolution over"):
-        apply(asked(convolution="matmul"), line, SGD(line.parameters(), lr=0.1), level="O0")
-    plan = asked(convolution="matmul", compile="default").resolve("O0")
-    assert [(one.name, one.reason.rpartition("because ")[2]) for one in plan.dropped] == [
-        ("runtime.convolution", "a compiled model's convolutions are the library's")
-    ]
+        apply(asked(convolution="matmul"), grouped, SGD(grouped.parameters(), lr=0.1), level="O0")
+    for more, why in (
+        ({"compile": "default"}, "a compiled model's convolutions are the library's"),
+        ({"memory_format": "contiguous"}, "kernels would be put into channels_last in every pass; set it for good"),
+    ):
+        plan = asked(convolution="matmul", **more).resolve("O0")
+        found = [(one.name, one.reason.rpartition("because ")[2]) for one in plan.dropped]
+        assert found in ([("runtime.convolution", why)], [("runtime", why)])
 
 
 def narrow() -> nn.Module:

@@ -193,7 +193,7 @@ def test_products_are_timed_where_a_cpu_may_gain_by_them() -> None:
         device: parse_study(asked(replace(LOOK, device=device, products=True)).text).set_up.runtime
         for device in ("cpu", "cuda")
     }
-    assert asked_of["cpu"]["runtime.convolution"] == ["matmul"]
+    assert asked_of["cpu"]["runtime.convolution"] == ["library", "matmul"]
     assert "runtime.convolution" not in asked_of["cuda"]
     assert "runtime.convolution" not in parse_study(asked().text).set_up.runtime
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 CompileMode = Literal["off", "default", "max-autotune", "reduce-overhead"]
 Reading = Literal["as_given", "resident", "prefetch"]
+_IN_CHANNELS_LAST = is_not(
+    "runtime.memory_format", "contiguous", "kernels would be put into channels_last in every pass; set it for good"
+)
 _EAGER = Condition(
     lambda config, facts: (
         ""
@@ -49,7 +52,7 @@ class RuntimeSection(MethodSection):
         "Convolution",
         "How a CPU computes convolutions over images: by its library, or by products of matrices where they have few "
         "positions for their channels.",
-        when=_EAGER,
+        when=_IN_CHANNELS_LAST & _EAGER,
     )
     matmul_precision: Literal["highest", "high", "medium"] = described(
         "highest",

@@ -343,7 +343,7 @@ def _runtime(look: TaskLook, not_compiled: str, left_out: list[str]) -> dict[str
     if look.convolutions:
         runtime["runtime.memory_format"] = ["contiguous", "channels_last"]
         if look.device == "cpu" and look.products:
-            runtime["runtime.convolution"] = ["matmul"]
+            runtime["runtime.convolution"] = ["library", "matmul"]
     if not_compiled:
         left_out.append(_left_out("torch.compile is", not_compiled))
     else:

@@ -34,7 +34,7 @@ _BATCH_FACTORS: tuple[float, ...] = (1.0, 4.0)
 RUNTIME_SHARE = 0.2  # of the time of a search for a set-up, after which nothing more is timed
 _THREADS, _DATA, _COMPILE = "runtime.threads", "runtime.data", "runtime.compile"
 _FIRST = (_THREADS, _DATA, "runtime.cuda_graph")
-_LAST = ("runtime.cuda_graph", "runtime.convolution", _DATA, "runtime.matmul_precision", "runtime.cudnn_benchmark")
+_LAST = ("runtime.cuda_graph", _DATA, "runtime.matmul_precision", "runtime.cudnn_benchmark")
 _FEWEST_TOLD = 2  # runtimes: of fewer the answer says it all
 _OF_A_NETWORK = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a network may raise that is called with other batches, in another format or compiled."""
@@ -153,8 +153,8 @@ def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[Mapping[str, A
     reading takes long, and a short search has no time for what comes last. A process that reads ahead needs a core, so
     fewer threads are tried beside it, and formats after both, since these pay otherwise with other threads. CUDA graphs
     come before formats, too: one that only adds kernels to launch is faster under them. Where formats make reading
-    otherwise or graphs worth it, they are chosen after them. Convolutions by products depend on formats, and
-    TF32 and cuDNN's benchmark add to what the others leave, each by itself.
+    otherwise or graphs worth it, they are chosen after them. TF32 and cuDNN's benchmark add to what the others leave,
+    each by itself.
     """
 
     def combined(*paths: str) -> list[Mapping[str, Any]]:
