@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.kit.processes import forkserver, free_port
 from tests.ranks import Ranks
 from workbench.core import devices
 from workbench.core import distributed as ranks
+from workbench.core.rank_environment import RankEnvironment
 
 ROOT = Path(__file__).parents[1]
 
@@ -255,6 +257,36 @@ def test_a_rank_that_does_not_answer_is_told_from_one_that_died() -> None:
     codes, _, errs = ended(started(TOLD.format(work=work), 2, WORKBENCH_RANKS_TIMEOUT="5"))
     assert codes == [1, 1]
     assert errs[0].startswith("all 2 ranks are alive, but one does not answer within 5 seconds"), errs[0]
+
+
+class Beats:
+    """A store in which the other rank beats at each look but one, that after which all were suspended."""
+
+    def __init__(self) -> None:
+        self.now, self.looks, self.failure = 0.0, 0, b""
+
+    def add(self, key: str, amount: int) -> None: ...
+
+    def compare_set(self, key: str, before: str, after: str) -> None:
+        self.failure = after.encode()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.looks += 1
+        self.now += 500.0 if self.looks == 4 else 1.0
+        beats = min(self.looks, 9) - (self.looks == 4)
+        return [b"%d" % self.looks, b"%d" % beats, self.failure]
+
+
+@pytest.mark.parametrize(("patience", "looks"), [(60.0, 71)])
+def test_time_in_which_all_were_suspended_is_no_silence(
+    patience: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Beats()
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: store.now))
+    monkeypatch.setattr(ranks, "_BEAT_SECONDS", 0.0)
+    beating = ranks._Heartbeat(store, RankEnvironment(0, 2, 0, "localhost", 1, False, 0), patience)
+    assert "rank 1 of 2" in beating._first_failure()  # which goes on, and dies after nine looks
+    assert store.looks == looks
 
 
 @pytest.mark.long

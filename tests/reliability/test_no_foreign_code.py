@@ -17,6 +17,7 @@ UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "m
 LOADS = {"torch.load", "np.load", "numpy.load", "torch.jit.load", "torch.hub.load", "ForkingPickler.loads"}
 ALLOWED = {
     ("core/open_files.py", "pickle"): "which only writes there, and keeps nothing",
+    ("study/run/process_trainer.py", "pickle"): "an error of its own, to see whether it can be sent",
     ("methods/batch/own_collate.py", "pickle"): "samples that a process forked from this one hands over",
     ("tasks/read_ahead.py", "ForkingPickler.loads"): "batches that a process forked from this one hands over",
     ("tasks/loading.py", "exec"): "a task file is the user's own program, named on the command line",

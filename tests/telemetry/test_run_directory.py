@@ -15,7 +15,7 @@ import pytest
 
 from tests.telemetry.run_samples import some_steps
 from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
-from workbench.runs import RunError, RunRecorder, list_runs, prune_runs, read_run
+from workbench.runs import RunError, RunRecorder, TelemetryError, list_runs, prune_runs, read_run
 from workbench.runs.schema import EVENT_COLUMNS
 from workbench.runs.writer_lock import LOCK_NAME
 
@@ -277,6 +277,18 @@ def test_a_lock_protects_as_long_as_its_writer_may_live(
     age(age_days, path)
     assert names(prune_runs(tmp_path, keep=0)) == (["run"] if goes else [])
     assert path.exists() != goes
+
+
+def test_a_run_of_a_host_that_may_be_gone_can_be_continued_after_ten_minutes(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run", finish=False)
+    (path / LOCK_NAME).write_text(json.dumps({"host": "elsewhere", "pid": 7, "began": 0.0}))
+    age(5 / 1440, path)
+    with pytest.raises(
+        TelemetryError, match=r"another process \(7 on elsewhere\); stop that one first, or remove .*lock"
+    ):
+        RunRecorder.reopen(path)
+    age(11 / 1440, path)
+    RunRecorder.reopen(path).close()
 
 
 def test_only_folders_that_are_clearly_runs_go(tmp_path: Path) -> None:

@@ -116,9 +116,9 @@ class OutOfMemoryError(RuntimeError):
 
 
 class Mortal(FakeRunner):
-    """Dies of seed 13 once, as if killed by the system, and of seed 14 each time; fails with seed 15.
+    """Dies of seed 13 once, as if killed by the system, and of seed 14 each time; fails with seeds 15, 18 and 21.
 
-    With seed 16 it notes how a process of its own would begin, with seed 17 it warns, and of seed 18 it fails, too.
+    With seed 16 it notes how a process of its own would begin, with seed 17 it warns.
     With seed 19 it leaves a process running, as a loader does that keeps its workers. A step of seed 20 never ends.
     """
 
@@ -136,6 +136,8 @@ class Mortal(FakeRunner):
             warnings.warn("an unlucky number", FutureWarning, stacklevel=1)
         if job.seed == 18:
             raise ValueError("an odd batch")
+        if job.seed == 21:
+            raise KeyError(lambda x: x)  # as from a table of functions
         if job.seed == 19:
             worker = multiprocessing.Process(target=time.sleep, args=(60.0,), daemon=True)
             worker.start()
@@ -172,6 +174,8 @@ def test_a_process_trains_fails_stops_and_is_replaced_if_it_dies_or_gets_nowhere
         assert not origin.is_ours
         assert "test_side_by_side.py" in origin.line
         assert 'raise ValueError("an odd batch")' in origin.text
+        with pytest.raises(RuntimeError, match="KeyError: <function"):
+            trainer.run(job(21))
         asked = itertools.chain([False, False], itertools.repeat(True))
         with pytest.raises(StudyStoppedError):
             StoppableExperimenter(trainer, Limits(lambda: next(asked))).run(replace(job(4), steps=10_000))

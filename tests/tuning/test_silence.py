@@ -35,6 +35,11 @@ def test_a_silence_is_too_long_by_the_clock_by_those_before_it_and_by_what_the_p
         one.hear(asked)
     one.end(trained=True)
     assert one.longest == 5.0, "of a step, not of the job"
+    one.begin()
+    now[0] += 200.0
+    one.go_on()  # of which the other side took as long to answer
+    now[0] += 99.0
+    assert not one.is_too_long(stopping=False)
     assert not is_too_long_after(99.0)
     assert is_too_long_after(101.0)
     assert "within 101 s, where none took longer than 5.0 s before" in one.sentence()

@@ -54,7 +54,7 @@ from workbench.study import (
 from workbench.study.ask.study_file import read_study
 from workbench.study.run.experimenter import MakeExperimenter
 from workbench.study.run.job import Job, Trained, TrainJob
-from workbench.study.store.storage import default_storage, holding_study, open_storage
+from workbench.study.store.storage import beside_others, default_storage, holding_study, open_storage
 from workbench.study.store.stored_records import keep_candidates
 
 UNCONFIRMED = STUDY.replace("[confirm]", "[confirm]\nenabled = false")
@@ -464,6 +464,13 @@ def test_a_study_that_is_being_tuned_is_refused(tmp_path: Path) -> None:
     write_study(tmp_path, SHORT)
     with holding_study(tmp_path), pytest.raises(StudyBusyError, match="tuned by this program already"):
         tuned(tmp_path)
+
+
+def test_a_study_is_not_archived_under_its_workers(finished: Path) -> None:
+    with beside_others(finished), pytest.raises(StudyBusyError, match="a `workbench worker` is running trials"):
+        tuned(finished, fresh=True)
+    assert (finished / "study.db").exists()
+    assert tuned(finished, fresh=True).n_trials
 
 
 @pytest.mark.parametrize(

@@ -336,17 +336,21 @@ class _Heartbeat(threading.Thread):
         for key in keys:  # reading waits for a key that is not there
             store.add(key, 0)
         store.compare_set("failure", "", "")
-        counted, seen = [b"0"] * n, [time.monotonic()] * n
+        counted, quiet, looked = [b"0"] * n, [0.0] * n, time.monotonic()
         while True:
             store.add(keys[here.rank], 1)
             *beats, failure = store.multi_get([*keys, "failure"])
             if failure:
                 return str(failure.decode())
             now = time.monotonic()
-            seen = [at if beat == before else now for beat, before, at in zip(beats, counted, seen, strict=True)]
+            passed, looked = min(now - looked, _SILENCE_SECONDS), now  # all may have been suspended, this one, too
+            quiet = [
+                seconds + passed if beat == before else 0.0
+                for beat, before, seconds in zip(beats, counted, quiet, strict=True)
+            ]
             counted = beats
             silence = _SILENCE_SECONDS if self._asked else self._patience
-            silent = [rank for rank, at in enumerate(seen) if now - at > silence]
+            silent = [rank for rank, seconds in enumerate(quiet) if seconds > silence]
             missing = [rank for rank in silent if beats[rank] == b"0"]
             if silent and (self._asked or not missing):  # the timeout limits the wait for one that has not come
                 teller = next(rank for rank in range(n) if rank not in silent)

@@ -123,7 +123,11 @@ class RunRecorder:
             raise RunError(f"{path} is finished; start a new run instead of continuing it")
         with _telemetry_errors(f"continue the run {path}"):
             if not writer_lock.acquire(path):
-                raise TelemetryError(f"{path} is being written by another process; stop that one first")
+                who, lock = writer_lock.owner(path), path / writer_lock.LOCK_NAME
+                raise TelemetryError(
+                    f"{path} is being written by another process ({who}); stop that one first, or remove {lock} if it "
+                    "has ended"
+                )
             try:
                 _repair(path / "events.jsonl", next_step)
                 rows = _repair(path / "steps.jsonl", next_step)

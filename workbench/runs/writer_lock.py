@@ -1,7 +1,8 @@
 """Record who is writing a run, in a way that a killed writer does not block for ever.
 
 The lock file names the host, the process and when that began, because process numbers are reused. A process on
-another host cannot be asked, so its lock counts until the run has been silent for a day.
+another host cannot be asked, so its lock counts until the run has been silent: for a day where the run would be
+removed, for ten minutes where somebody asks to continue it, since that host may be gone for good.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ FOREIGN_QUIET_SECONDS = 86_400.0
 
 
 def acquire(folder: Path) -> bool:
-    """Take the lock of a run; return False when a living process holds it."""
-    if _held(folder, time.time()):
+    """Take the lock of a run; return False when a process holds it that may be living."""
+    if _held(folder, time.time(), QUIET_SECONDS):
         return False
     (folder / LOCK_NAME).unlink(missing_ok=True)  # left by a killed writer
     owner = {
@@ -51,7 +52,7 @@ def release(folder: Path) -> None:
 def being_written(folder: Path, *, finished: bool, now: float | None = None) -> bool:
     """Return whether somebody is writing this run, or did so shortly before ``now`` and has not finished it."""
     now = time.time() if now is None else now
-    return _held(folder, now) or (not finished and now - last_change(folder) < QUIET_SECONDS)
+    return _held(folder, now, FOREIGN_QUIET_SECONDS) or (not finished and now - last_change(folder) < QUIET_SECONDS)
 
 
 def last_change(folder: Path) -> float:
@@ -63,7 +64,15 @@ def last_change(folder: Path) -> float:
     return max(changes)
 
 
-def _held(folder: Path, now: float) -> bool:
+def owner(folder: Path) -> str:
+    """Return who holds the lock of a run, as far as that can be read, for a message."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        held = json.loads((folder / LOCK_NAME).read_text(encoding="utf-8"))
+        return f"{held['pid']} on {held['host']}"
+    return "its number is unknown"
+
+
+def _held(folder: Path, now: float, foreign_quiet: float) -> bool:
     try:
         owner = json.loads((folder / LOCK_NAME).read_text(encoding="utf-8"))
         host, pid, began = str(owner["host"]), int(owner["pid"]), float(owner["began"])
@@ -74,5 +83,5 @@ def _held(folder: Path, now: float) -> bool:
         # Half a lock: its writer was stopped, or is at it right now. The quiet time decides.
         return now - last_change(folder) < QUIET_SECONDS
     if host != platform.node():
-        return now - last_change(folder) < FOREIGN_QUIET_SECONDS
+        return now - last_change(folder) < foreign_quiet
     return is_running(pid, ticks=ticks, began=began)

@@ -73,7 +73,7 @@ def join_study(
     check_limits(trials=trials, timeout=timeout, grace_seconds=grace_seconds)
     url = storage or kept.default_storage(directory)
     deadline = None if timeout is None else began + timeout
-    with kept.quiet_optuna():
+    with kept.quiet_optuna(), kept.beside_others(directory) if storage is None else contextlib.nullcontext():
         expert = experimenter_for(file, directory, make_experimenter)
         experimenter = StoppableExperimenter(expert, Limits(stop, deadline))
         file.allowed_drops(expert.metric_name)  # a study that cannot run is not begun

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -236,6 +237,7 @@ class ProcessTrainer:
                     if not isinstance(outcome, Exception):
                         self._silence.end(trained=isinstance(job, TrainJob))
                     return outcome
+            self._silence.go_on()
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,8 +355,13 @@ def _serve(
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that can be pickled: of a user's class, whose constructor may take anything, only the text."""
+    """Return an error that can be pickled: of a user's class, and of what arguments cannot be sent, only the text."""
     is_known = type(error).__module__.partition(".")[0] in {"builtins", "torch", "workbench"}
+    if is_known:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # its arguments may be anything, too
+            is_known = False
     known = error if is_known else RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
     keep_origin(known)
     return known

@@ -34,6 +34,10 @@ class Silence:
             self._of_job = max(self._of_job, now - self._since)
             self._asked, self._since = asked, now
 
+    def go_on(self) -> None:
+        """Count from now: the process has sent something, and waited for as long as dealing with that took."""
+        self._since = time.monotonic()
+
     def end(self, *, trained: bool) -> None:
         """Take the end of the job, which was a training or not."""
         self.longest = max(self.longest, self._of_job, self.seconds)

@@ -46,6 +46,7 @@ from workbench.study.store.trial_ids import storage_of
 BASELINE_RUN = "baseline_run:"
 
 _BESIDE_STUDY = "study.db"
+_WORKERS = "study.db.workers"  # locked by each worker on that file, and against them by who archives it
 _NETWORK = "network_facts"
 _GRACE_SECONDS = 180.0
 _PATIENCE_SECONDS = 300.0
@@ -281,6 +282,33 @@ def holding_study(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def beside_others(directory: Path) -> Iterator[None]:
+    """Keep the files of a study where they are for the block, for a worker on the database beside it."""
+    with (directory / _WORKERS).open("a", encoding="utf-8") as handle:
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def _without_others(directory: Path) -> Iterator[None]:
+    with (directory / _WORKERS).open("a", encoding="utf-8") as handle:
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise StudyBusyError(
+                    f"{directory}: a `workbench worker` is running trials of this study, which cannot be archived "
+                    "under it; stop it first, or wait until it has ended"
+                ) from None
+        yield
+
+
+@contextlib.contextmanager
 def quiet_optuna() -> Iterator[None]:
     """Keep Optuna's own words from the user: its log lines, its notes on experimental parts, and its storage errors.
 
@@ -318,9 +346,10 @@ def archive_study(directory: Path) -> Path | None:
     if not present:
         return None
     target = free_path(directory / "archive" / datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S"))
-    target.mkdir(parents=True)
-    for path in present:
-        shutil.move(path, target / path.name)
+    with _without_others(directory):
+        target.mkdir(parents=True)
+        for path in present:
+            shutil.move(path, target / path.name)
     if (directory / "study.toml").exists():  # so that it is a complete study: to be looked at, or begun with
         shutil.copy(directory / "study.toml", target)
     return target
