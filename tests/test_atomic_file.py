@@ -114,3 +114,9 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_one_and_nothing_else(t
     write_text_atomically(tmp_path / "status.json", "{}")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {*names, "status.json"} - {".status.0123456789ab.tmp.json"}
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        write_text_atomically(tmp_path / "none" / "a.json", "{}")
+    assert raised.value.filename == str(tmp_path / "none" / "a.json")

@@ -182,6 +182,10 @@ def test_a_function_is_given_all_outputs_and_targets_of_an_evaluation_at_once(cl
         rule.create().compute()
     with pytest.raises(MetricError, match="needs tensors of outputs and targets, got list and Tensor"):
         rule.create().update([outputs], (outputs, targets))
+    accumulator = rule.create()
+    accumulator.update(outputs, (outputs, targets))
+    with pytest.raises(MetricError, match=r"targets of two have shapes .*; give an object with update"):
+        accumulator.update(outputs[:, :2], (outputs, targets))
     assert metric_rule(nn.L1Loss(), "minimize", CE).name == "L1Loss"
 
 

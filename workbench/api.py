@@ -18,6 +18,7 @@ from workbench.config import BoostConfig, ConfigLike, read_config
 from workbench.config.run_request import RunRequest
 from workbench.core import devices
 from workbench.core import distributed as ranks
+from workbench.core.arguments import checked_count
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.records import Event, StepRecord
 from workbench.integrations.scripts.exported import with_scripts
@@ -36,7 +37,7 @@ from workbench.training.resuming import FOLDER as CHECKPOINTS
 from workbench.training.resuming import identity, run_to_resume
 from workbench.training.run import Pause, RunMonitor, RunProgress, RunResult, run_task
 from workbench.training.setup import callers_generators
-from workbench.training.task_look import usual_batches
+from workbench.training.task_look import batches_of_epochs, usual_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,6 +56,7 @@ def train(
     *,
     level: str | None = None,
     steps: int | None = None,
+    epochs: float | None = None,
     seed: int = 0,
     device: str = "auto",
     out: str | Path | None = "runs",
@@ -75,7 +77,8 @@ def train(
         task: A task, or its name as on the command line.
         config: Configuration, dictionary, path of a JSON file, or None for the defaults.
         level: Boost level; None means O0 without a configuration and O1 with one.
-        steps: Batches to train on; None means as many as the task says, or 300.
+        steps: Batches to train on; None means as many as ``epochs`` or the task say, or 300.
+        epochs: The same in passes over the data.
         seed: Seed of weights, data order and split.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"npu"``.
         out: Folder in which a run directory is made; None records nothing.
@@ -104,7 +107,10 @@ def train(
     folder, run_id = None if out is None else Path(out), ""
     with ranks.joined(device) as here, callers_generators(here):
         whole = load_task(task)
-        steps = usual_batches(whole) if steps is None else steps
+        if steps is not None and epochs is not None:
+            raise ValueError("`steps` and `epochs` both say how long to train; give one of them")
+        if steps is None:
+            steps = usual_batches(whole) if epochs is None else batches_of_epochs(whole, epochs)
         request = RunRequest(read_config(config), level, seed, steps, evaluate_every, "", exponents_every)
         if resume is not None:
             asked = functools.partial(identity, whole, request)
@@ -115,7 +121,8 @@ def train(
         if run_id:
             if folder is None:
                 raise ValueError("`checkpoint_every` keeps checkpoints in the run directory; name a folder in `out`")
-            checkpoints = CheckpointFolder(folder / run_id / CHECKPOINTS, checkpoint_every or _EVERY, keep=2)
+            every = _EVERY if checkpoint_every is None else checked_count("checkpoint_every", checkpoint_every)
+            checkpoints = CheckpointFolder(folder / run_id / CHECKPOINTS, every, keep=2)
         return run_task(
             whole,
             dataclasses.replace(request, run_id=run_id),

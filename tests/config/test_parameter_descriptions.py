@@ -128,3 +128,11 @@ def test_schema_refuses_what_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         BoostConfig.from_dict(values)
     assert not validator().is_valid(values)
+
+
+@pytest.mark.parametrize(
+    "values", [{"optimizer": {"name": "task"}}, {"compatibility": {"loss_scale_reciprocal": "exact"}}]
+)
+def test_other_spellings_that_can_be_read_are_valid_by_the_schema(values: dict[str, Any]) -> None:
+    BoostConfig.from_dict(values)
+    assert [error.message for error in validator().iter_errors(values)] == []

@@ -376,6 +376,24 @@ def test_an_evaluation_that_fails_is_told_before_the_training() -> None:
         run_task(task, BoostConfig(), steps=2, device=CPU)
 
 
+def test_where_a_metric_may_compare_the_wrong_item_of_a_batch_the_warning_says_which() -> None:
+    batches = [(torch.randn(4, 4), torch.tensor([4]), torch.randint(0, 2, (4,))) for _ in range(3)]
+
+    def loss(model: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[2])
+
+    def matches(outputs: torch.Tensor, sizes: torch.Tensor) -> float:
+        return float(outputs[sizes.rows].sum())  # type: ignore[attr-defined]  # of another kind of target
+
+    given = {"model": lambda: nn.Linear(4, 2), "loss": loss, "train": batches, "evaluate": batches}
+    task = dataclasses.replace(small_task(), **given, metric=matches, direction="maximize", data_hash="sized")
+    with (
+        pytest.warns(UserWarning, match=r"'rows'\); it may fail .* too. Of the 3 items .* compares .* batch\[1\]"),
+        pytest.raises(AttributeError, match="rows"),
+    ):
+        run_task(task, BoostConfig(), steps=2, device=CPU)
+
+
 def test_evaluation_leaves_no_trace_on_training() -> None:
     class Frozen(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -117,6 +117,13 @@ def test_the_flag_agrees_with_isfinite_and_never_goes_back(
         torch.testing.assert_close(grad, old * torch.tensor(inverse), rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_scale_below_1_may_overflow_what_it_divides() -> None:
+    grads = [torch.tensor([4e4], dtype=torch.float16)]
+    found = unscale_and_check_(grads, torch.tensor(2.0), torch.zeros(()))
+    assert found == 1.0
+    assert unscale_and_check_([torch.tensor([3e4], dtype=torch.float16)], torch.tensor(2.0), torch.zeros(())) == 0.0
+
+
 def test_missing_gradients_are_passed_over_and_any_layout_is_unscaled() -> None:
     grads = [None, torch.tensor([4.0]), None]
     assert unscale_and_check_(grads, torch.tensor(0.5), torch.zeros(())) == 0.0

@@ -35,6 +35,19 @@ def test_the_seed_chooses_the_freezing_schedule() -> None:
     assert schedule(1) == schedule(1) != schedule(2)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**63 - 1])
+def test_any_seed_of_64_bits_chooses_a_schedule(seed: int) -> None:
+    net = chain()
+    assert isinstance(apply(FREEZING, net, SGD(net.parameters(), lr=0.1), level="O0", seed=seed).optimizer, FreezeOpt)
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan"), "1"])
+def test_a_norm_to_clip_at_is_above_0(norm: Any) -> None:
+    net = chain()
+    with pytest.raises((TypeError, ValueError), match="`max_grad_norm` must be"):
+        apply({}, net, SGD(net.parameters(), lr=0.1), level="O0", max_grad_norm=norm)
+
+
 @pytest.mark.parametrize("wrapper", [None, nn.Sequential], ids=["as it was", "inside another"])
 def test_a_model_that_was_boosted_is_not_boosted_again(wrapper: Any) -> None:
     net = chain()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, StepLR
 
 import workbench
 from tests.kit import tasks
@@ -179,6 +179,32 @@ def test_a_schedule_without_a_length_ends_at_the_first_update_with_the_way_out()
     boosted = plain({**OFF, "schedule": {"shape": "linear"}})
     with pytest.raises(RuntimeError, match=r"give apply\(\) `total_steps`, or take the batches from boosted"):
         trained(boosted, 1)
+
+
+@pytest.mark.filterwarnings("ignore:less_bn had no effect")
+@pytest.mark.parametrize(
+    ("config", "groups"),
+    [
+        ({"optimizer": {"name": "Muon"}}, 2),
+        ({"boost": {"mode": "manual", "less_bn": True}, "compatibility": {"grad_centralization": "multiple_of_16"}}, 4),
+    ],
+)
+def test_a_schedule_with_an_entry_for_each_group_goes_to_the_groups_parts(config: dict[str, Any], groups: int) -> None:
+    def make(optimizer: Optimizer, updates: int) -> LRScheduler:
+        return LambdaLR(optimizer, [lambda update: 1.0 / (1 + update), lambda update: 0.5])
+
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    parameters = [*model.parameters()]
+    optimizer = SGD([{"params": parameters[:4]}, {"params": parameters[4:]}], lr=0.1)
+    boosted = apply(OFF | config, model, optimizer, 8, level="O0", scheduler=make)
+    begun = {id(p): group["lr"] for group in boosted.optimizer.param_groups for p in group["params"]}
+    for _ in range(2):
+        boosted.backward(boosted.model(torch.randn(4, 16)).square().mean())
+        boosted.step()
+    ratios = [round(g["lr"] / begun[id(g["params"][0])], 6) for g in boosted.optimizer.param_groups]
+    firsts = [any(g["params"][0] is one for one in parameters[:4]) for g in boosted.optimizer.param_groups]
+    assert len(boosted.optimizer.param_groups) >= groups
+    assert ratios == [round(1 / 3, 6) if first else 1.0 for first in firsts]
 
 
 def test_a_loop_that_runs_past_the_schedules_end_is_warned_once() -> None:

@@ -159,6 +159,17 @@ def test_an_optimizer_that_has_a_state_goes_on_when_weights_are_cast(
     assert losses[-1] < losses[0]
 
 
+def test_a_batch_norm_that_is_cast_takes_float32_as_well() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    amp = {"level": "O2", "dtype": "bfloat16", "keep_batchnorm_fp32": False}
+    boosted = apply({"boost": {"mode": "disable_all"}, "amp": amp}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    with boosted.autocast():
+        loss = boosted.model(torch.randn(8, 4)).float().square().mean()
+    boosted.backward(loss)
+    boosted.step()
+    assert net[0].running_mean.dtype == torch.bfloat16
+
+
 def test_o2_without_float32_batch_norm_casts_only_batch_norm() -> None:
     net = conv_net()
     cast_model_(net, Precision("O2", "bfloat16", "cpu", keep_batchnorm_fp32=False))

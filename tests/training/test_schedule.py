@@ -47,6 +47,14 @@ def rates(scheduler: Any, **sections: Any) -> list[float]:
     return [record.learning_rate for record in train_and_watch(task(scheduler), config(**sections), steps=STEPS)[1]]
 
 
+def test_a_run_may_be_told_in_epochs() -> None:
+    assert workbench.train(task(), epochs=1.5, out=None).steps == 12  # of 8 batches each
+    with pytest.raises(ValueError, match="`steps` and `epochs` both say"):
+        workbench.train(task(), steps=3, epochs=1, out=None)
+    with pytest.raises(ValueError, match="`epochs` must be"):
+        workbench.train(task(), epochs=math.inf, out=None)
+
+
 @pytest.mark.parametrize(
     ("sections", "passes", "samples"),
     [

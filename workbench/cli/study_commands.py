@@ -101,7 +101,9 @@ def tune(
     new_baseline: bool = typer.Option(
         False, "--new-baseline", help="For a task that changed: archive what is there, try its best trials again first."
     ),
-    confirm_seeds: int = typer.Option(None, metavar="N", min=2, help="Paired seeds of the confirmation."),
+    confirm_seeds: int = typer.Option(
+        None, metavar="N", min=2, help="Paired seeds of the confirmation, those that are trained already included."
+    ),
     require_confirmed: bool = RequireOption,
     json: bool = JsonOption,
 ) -> None:

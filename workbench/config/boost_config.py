@@ -29,10 +29,10 @@ from workbench.config.boost import (
     LessBNConfig,
 )
 from workbench.config.boost_json import read_json
-from workbench.config.compatibility import PRESETS, CompatibilityConfig
+from workbench.config.compatibility import PRESETS, RETIRED, CompatibilityConfig
 from workbench.config.errors import ConfigError, did_you_mean, sections_of, sentence_of, shown
 from workbench.config.loss_scale import LossScaleConfig
-from workbench.config.optimizer import OptimizerConfig
+from workbench.config.optimizer import TASKS_OWN, OptimizerConfig
 from workbench.config.section import Section
 from workbench.config.snapshots import SnapshotConfig
 from workbench.core.files import write_text_atomically
@@ -174,6 +174,8 @@ class BoostConfig(Section):
             for member in part["properties"].values():  # texts below fields have several lines
                 member["description"] = " ".join(member["description"].split())
         preset = {"type": "string", "enum": list(PRESETS), "description": "The reference's behaviour everywhere."}
+        schema["$defs"]["OptimizerConfig"]["properties"]["name"]["anyOf"][0]["enum"].append(TASKS_OWN)
+        schema["$defs"]["CompatibilityConfig"]["properties"][RETIRED] = {"deprecated": True}
         compatibility = schema["properties"]["compatibility"]
         compatibility["anyOf"] = [{"$ref": compatibility.pop("$ref", None)}, preset]
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "boost_config"}

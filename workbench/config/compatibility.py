@@ -19,9 +19,10 @@ from workbench.core.warning import warn
 
 PRESETS = ("mindspore-2.7",)
 """Words that may stand in place of the section."""
-_RETIRED = "loss_scale_reciprocal"  # files written up to November 2026 name it
+RETIRED = "loss_scale_reciprocal"
+"""An option without effect, which files written up to November 2026 name."""
 _NO_EFFECT = (
-    f"`compatibility.{_RETIRED}` is no longer there and has no effect: at which tensor size the original's CPU kernels "
+    f"`compatibility.{RETIRED}` is no longer there and has no effect: at which tensor size the original's CPU kernels "
     "flush denormal numbers depends on the machine"
 )
 
@@ -82,9 +83,9 @@ class CompatibilityConfig(Section, use_attribute_docstrings=True):
     @classmethod
     def _preset(cls, value: Any) -> Any:
         if isinstance(value, Mapping):
-            if value.get(_RETIRED) == "flushed":
+            if value.get(RETIRED) == "flushed":
                 warn(_NO_EFFECT)
-            return {name: option for name, option in value.items() if name != _RETIRED}
+            return {name: option for name, option in value.items() if name != RETIRED}
         if not isinstance(value, str):
             return value
         if value not in PRESETS:

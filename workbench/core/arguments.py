@@ -34,13 +34,16 @@ def checked_number(
 def checked_count(name: str, value: Any, least: int | None = 1, *, kind: str = "a whole number") -> int:
     """Return a whole number, of at least ``least`` where that is given; ``kind`` is what messages call it.
 
-    A TypeError if it is not a whole number, a ValueError if it is smaller.
+    A TypeError if it is not a whole number, a ValueError if it is smaller, or too large for 64 bits.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be {kind}, got {value!r}")
     if least is not None and value < least:
         raise ValueError(f"`{name}` must be at least {least}, got {value}")
-    return int(value)
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"`{name}` must fit into 64 bits, got {value}")
+    return number
 
 
 def seconds_from(variable: str, default: float, *, or_zero: bool = False) -> float:

@@ -67,6 +67,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno in DISK_FULL_CODES:
             sentence = f"no space left to write {target}; free some space and try again (the old file is unchanged)"
             raise DiskFullError(error.errno, sentence, str(target)) from error
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)  # as the caller knows it
         raise
     # Makes the rename itself durable. Not every platform lets a folder be opened; the content is safe either way.
     with contextlib.suppress(OSError):

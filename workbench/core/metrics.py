@@ -299,6 +299,14 @@ class _OfAllOutputs:
                 f"metric {self._name!r} is a function, which needs tensors of outputs and targets, got {kinds}; "
                 "give an object with update(outputs, targets), compute() and reset()"
             )
+        first = self._seen[0] if self._seen else (outputs, targets)
+        if (outputs.shape[1:], targets.shape[1:]) != (first[0].shape[1:], first[1].shape[1:]):
+            both = " and ".join(f"{list(one.shape)}, {list(two.shape)}" for one, two in (first, (outputs, targets)))
+            raise MetricError(
+                f"metric {self._name!r} is a function, which needs the batches of an evaluation in one tensor, but "
+                f"outputs and targets of two have shapes {both}; give an object with update(outputs, targets), "
+                "compute() and reset()"
+            )
         self._seen.append((outputs, targets))
 
     def compute(self) -> Any:

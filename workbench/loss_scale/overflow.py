@@ -76,8 +76,9 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
     """Multiply every gradient by ``1 / scale`` in place and note whether any of them is inf or NaN, without waiting.
 
     Gradients are of any floating or complex dtype, dense or sparse (COO), on any devices; None is passed over. The test
-    sees the value before the product, which for a scale >= 1 is the same. ``found_inf``, float32, is set to 1.0 if
-    anything is not finite, stays 1.0 once it is, and is returned.
+    sees the value before the product, which for a scale >= 1 is the same; in float16, whose range a scale below 1 may
+    well leave, it sees the product, too. ``found_inf``, float32, is set to 1.0 if anything is not finite, stays 1.0
+    once it is, and is returned.
 
     Example:
         >>> grads = [torch.tensor([256.0]), torch.tensor([float("nan")])]
@@ -105,10 +106,12 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
             if values.is_complex():
                 values = torch.view_as_real(values)
             batches.setdefault((values.device, values.dtype), []).append(values)
-        for (device, _), of_kind in batches.items():
+        for (device, dtype), of_kind in batches.items():
             on_device = inverse_scale.to(device, torch.float32, non_blocking=True).reshape(())
             here = flag if flag.device == device else torch.zeros((), device=device)
             _unscale_alike_(of_kind, here, on_device)
+            if dtype == torch.float16:
+                _unscale_alike_(of_kind, here, torch.ones_like(on_device))
             if here is not flag:
                 flag.copy_(torch.maximum(flag, here.to(flag.device, non_blocking=True)))
         # Duplicate indices are summed by the optimizer, and a float16 sum of finite values may overflow.

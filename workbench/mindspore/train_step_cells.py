@@ -264,4 +264,6 @@ def _scaling_from(scale_sense: Any, network: nn.Module) -> LossScaling:
 def _checked_scale(scale: Tensor) -> Tensor:
     if tuple(scale.shape) not in ((), (1,)):
         raise ValueError(f"a loss scale tensor must have shape () or (1,), got {tuple(scale.shape)}")
+    if not scale.item() > 0:  # NaN fails, too; what is multiplied by 0 cannot be divided again
+        raise ValueError(f"a loss scale must be above 0, got {scale.item():g}")
     return scale

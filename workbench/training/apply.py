@@ -6,6 +6,7 @@ alone (the reference keeps one for the whole process), its configuration is vali
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,7 @@ from workbench.methods.in_effect import MethodsInEffect, fitted_config, prepare_
 from workbench.methods.parameter_groups import part_of_group, rebuild_optimizer, register_step_hooks
 from workbench.methods.plan_mark import boost_plan_of, mark_
 from workbench.methods.protocol import Preparation
+from workbench.methods.schedule.method import over_parts
 from workbench.optim import build_optimizer, change_optimizer_
 from workbench.training.boosted import Boosted
 from workbench.training.course import changes_length, has_schedule
@@ -153,6 +155,7 @@ def apply(
             "`model` has lazy layers, whose sizes the first batch decides; call it once on inputs of the right shape "
             "before apply()"
         )
+    given = optimizer
     if not boost.plan.why_not("optimizer.name"):
         _refuse_attached_scheduler(optimizer, asked_for, settings, scheduler is not None)
         optimizer = _configured_optimizer(settings, inner, optimizer)
@@ -161,6 +164,8 @@ def apply(
     _, optimizer = boost.network_auto_process_train(
         inner, optimizer, criterion=criterion, example_inputs=example_inputs
     )
+    if scheduler is not None and 1 < len(given.param_groups) != len(optimizer.param_groups):
+        scheduler = functools.partial(over_parts, scheduler, given, _parts_of(given, optimizer))
     _say_once(slow_bfloat16_sentence(precision))
     cast_model_and_state_(inner, optimizer, precision)
     methods = MethodsInEffect(boost.plan)
@@ -353,6 +358,12 @@ def _part(group: dict[str, Any], members: set[Tensor], theirs: dict[str, Any], g
     if any(decays) and not theirs.get("weight_decay", 0) and "weight_decay" in part:
         part["weight_decay"] = 0.0
     return part
+
+
+def _parts_of(given: Optimizer, optimizer: Optimizer) -> list[int]:
+    """Return for each group of an optimizer the number of the given one's group that it is a part of."""
+    number_of = {parameter: number for number, group in enumerate(given.param_groups) for parameter in group["params"]}
+    return [next((number_of[p] for p in group["params"] if p in number_of), 0) for group in optimizer.param_groups]
 
 
 def _usual_rate(optimizer: Optimizer) -> float:

@@ -112,8 +112,9 @@ def check_outputs(task: Task, model: nn.Module, device: torch.device, precision:
         if own.has_criterion:
             with _only_clear_errors():
                 own.compute_loss(model, move_batch(next(own.batches(seed)), device))
-        with _only_clear_errors(warns=True):  # a model may have to be trained before it can be evaluated
+        with _only_clear_errors(warns=True) as told:  # a model may have to be trained before it can be evaluated
             batch = move_batch(next(iter(own.evaluation_batches(seed))), device)
+            told.append(own.what_is_compared(model, batch))
             own.update_metric(metric := own.new_metric(), model, batch)
             if ranks.world_size() == 1:  # torchmetrics' objects may wait for all others
                 metric.compute()
@@ -121,12 +122,17 @@ def check_outputs(task: Task, model: nn.Module, device: torch.device, precision:
 
 
 @contextlib.contextmanager
-def _only_clear_errors(*, warns: bool = False) -> Iterator[None]:
+def _only_clear_errors(*, warns: bool = False) -> Iterator[list[str]]:
+    """Let only errors pass that say what to do; a warning about another adds the sentences in the list."""
+    told: list[str] = []
     try:
-        yield
+        yield told
     except (MetricError, TaskError):
         raise
     except Exception as error:  # a criterion for what the model returns in training only; real trouble comes back there
         if warns and isinstance(error, AttributeError | LookupError | NameError | TypeError):
             said = f"{type(error).__name__}: {first_line(error)}"
-            warn(f"before training, a batch cannot be evaluated ({said}); it may fail after training, too")
+            warn(
+                f"before training, a batch cannot be evaluated ({said}); it may fail after training, too"
+                + "".join(f". {sentence.removesuffix('.')}" for sentence in told if sentence)
+            )

@@ -157,6 +157,9 @@ def warn_of_short_moments(optimizer: Optimizer) -> None:
 
 def _cast_batch_norms_(model: nn.Module, dtype: torch.dtype) -> None:
     for norm in (module for module in model.modules() if isinstance(module, BatchNorm)):
+        formats = {tensor.dtype for tensor in (*norm.parameters(), *norm.buffers()) if tensor.is_floating_point()}
+        if dtype != torch.float32 and formats - {dtype}:  # else float32 inputs, autocast or not, would be refused
+            norm.register_forward_pre_hook(partial(_cast_inputs, dtype), with_kwargs=True)
         norm.to(dtype)
 
 

@@ -76,6 +76,7 @@ def run_task(
         TelemetryError: If the run directory cannot be written.
     """
     checked_count("steps", request.steps, kind="a whole number of batches")
+    checked_count("seed", request.seed, None)
     if request.evaluate_every is not None:
         checked_count("evaluate_every", request.evaluate_every, kind="a whole number of batches")
     if monitor.pause is not None and ranks.world_size() > 1:

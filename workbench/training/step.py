@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.config import Plan
+from workbench.core.arguments import checked_number
 from workbench.core.records import EventSink
 from workbench.core.sparse_tables import values_of
 from workbench.core.step_optimizer import clear_gradients, held_parameters
@@ -93,7 +94,9 @@ class TrainingStep:
         self.device = next((p.device for p in self._trained.named().values()), torch.device("cpu"))
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
         self.precision = precision or Precision("O0", "float16", self.device.type)
-        self.max_grad_norm = max_grad_norm
+        self.max_grad_norm = (
+            None if max_grad_norm is None else checked_number("max_grad_norm", max_grad_norm, above=0.0)
+        )
         self.observer: GradientObserver | None = None
         self.graph_observer: Callable[[Tensor], None] | None = None
         self.events: EventSink | None = None

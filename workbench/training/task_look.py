@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.core import devices
+from workbench.core.arguments import checked_number
 from workbench.core.batch import move_batch
 from workbench.core.out_of_memory import is_out_of_memory
 from workbench.core.own_generators import kept_generators
@@ -376,7 +377,7 @@ def batches_of_epochs(task: Task, epochs: float) -> int:
     n_batches = epoch_batches(task)
     if n_batches is None:
         raise TaskError(f"the loader of {task.name} does not know its length; say --steps N instead of epochs")
-    return max(math.ceil(epochs * n_batches), 1)
+    return max(math.ceil(checked_number("epochs", epochs, above=0.0) * n_batches), 1)
 
 
 def network_facts(task: Task, *, with_weights: bool = True) -> NetworkFacts:

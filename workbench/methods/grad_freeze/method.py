@@ -254,7 +254,7 @@ class FreezingMethod(Method):
     def prepare(self, preparation: Preparation) -> None:
         """Form the groups, draw the schedule and wrap the optimizer."""
         freeze, state, seed = self.config.grad_freeze, self.config.compatibility.freeze_state, preparation.draw_seed()
-        rng = None if seed is None else np.random.RandomState(seed)
+        rng = None if seed is None else np.random.RandomState(seed % 2**32)  # which takes no larger ones
         schedule = freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps
         method = GradientFreeze(*schedule, state=state, rng=rng)
         _, preparation.optimizer = method.freeze_generate(preparation.model, preparation.optimizer)

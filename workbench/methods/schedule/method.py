@@ -86,6 +86,25 @@ def stretched(optimizer: Optimizer, updates: int, course: Sequence[tuple[float, 
     return LambdaLR(optimizer, [functools.partial(_stretched_at, updates=updates, course=one) for one in groups])
 
 
+def over_parts(
+    make_scheduler: Callable[[Optimizer, int], Any],
+    given: Optimizer,
+    parts: Sequence[int],
+    optimizer: Optimizer,
+    updates: int,
+) -> Any:
+    """Return today's schedule for an optimizer whose groups are ``parts`` of a given one's (per group its number).
+
+    One that is told something for each group, such as a list of rates, is recorded over the given one's.
+    """
+    try:
+        make_scheduler(StandIn(optimizer), updates)
+    except ValueError:
+        course = recorded(make_scheduler, given, updates)
+        return course and stretched(optimizer, updates, [tuple(at[i] for i in parts) for at in course])
+    return make_scheduler(optimizer, updates)
+
+
 def _stretched_at(update: int, updates: int, course: Sequence[float]) -> float:
     last = len(course) - 1
     place = min(update / max(updates - 1, 1), 1.0) * last
