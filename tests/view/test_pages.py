@@ -98,9 +98,9 @@ def test_a_folder_lists_its_studies_and_runs_and_offers_o0_first(tmp_path: Path,
     told = ('<a class="strong" href="mine/">mine</a>', "not begun", 'scope="col" class="number">Trials, at most</th>')
     for part in (*told, *(f'href="runs/{name}/"' for name in names)):
         assert part in page
-    chosen = re.findall(r'name="run" value="([^"|]*)\|[^"]*" checked', page)
+    chosen = re.findall(r'name="run" value="([^"]*)//[^"]*" checked', page)
     assert [one.partition(" ")[0] for one in chosen] == ["runs/20260103-c", "runs/20260101-a"]
-    runs = "run=first%7Cruns/20260101-a&run=second%7Cruns/20260102-b"
+    runs = "run=first%2F%2Fruns/20260101-a&run=second%2F%2Fruns/20260102-b"
     status, drawn = visitor.get(f"?part=overlay&{runs}&window=4&x=seconds")
     assert status == 200
     for part in ('"name":"first"', '"name":"second"', "running mean over 4 steps"):
@@ -112,13 +112,13 @@ def test_a_folder_lists_its_studies_and_runs_and_offers_o0_first(tmp_path: Path,
     [
         ("window=soon", "`window` must be a whole number"),
         ("x=parsec", "`x` must be one of step, seconds"),
-        ("&".join(["run=a%7Cone"] * 12), "13 runs are chosen, and at most 12 are drawn"),
-        ("run=a%7Cgone", "gone: there is no such run here any more"),
+        ("&".join(["run=a%2F%2Fone"] * 12), "13 runs are chosen, and at most 12 are drawn"),
+        ("run=a%2F%2Fgone", "gone: there is no such run here any more"),
     ],
 )
 def test_an_overlay_that_cannot_be_drawn_is_a_sentence(tmp_path: Path, visit: Visit, query: str, said: str) -> None:
     record_run(tmp_path, "one")
-    status, text = visit(tmp_path).get(f"?part=overlay&run=a%7Cone&{query}")
+    status, text = visit(tmp_path).get(f"?part=overlay&run=a%2F%2Fone&{query}")
     assert status == 422
     assert said in text
 
