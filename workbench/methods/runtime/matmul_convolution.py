@@ -1,18 +1,17 @@
 """Convolutions as products of matrices on a CPU, where its library is slow at them: late layers, of small images.
 
-oneDNN 3.11 (torch 2.13) orders kernels and gradients anew in each pass. With few positions for the channels, that takes
-longer than the arithmetic: the gradient of a kernel of 512 x 512 x 3 x 3 takes 47 ms for 64 images of 4 x 4 in
-bfloat16, and 10 ms as a product of the gradient with the patches that the kernel sees (*im2col*; Chellapilla, Puri and
-Simard, High Performance Convolutional Neural Networks for Document Processing, 2006). Elsewhere the library is faster,
-since patches take a kernel's area times the memory of the image. What to multiply is therefore decided by shapes, in
-each call anew.
+oneDNN, which torch 2.13 calls, orders kernels and gradients anew in each pass. With few positions for the channels that
+takes longer than the arithmetic, most of all for the kernel's gradient. As products with the patches that the kernel
+sees (*im2col*; Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks for Document Processing,
+2006) the three passes take down to a seventh of the time. Elsewhere the library is faster, since patches take as many
+times the memory of the images as a kernel has places. What to multiply is therefore decided by shapes, in each call.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -21,24 +20,31 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
 
-class _Limits(NamedTuple):
-    """Where products are faster, as measured over 17 shapes with 1 and 2 threads of a Xeon with AMX."""
+class Limits(NamedTuple):
+    """Where products are faster; `LIMITS` as measured by ``studies/bench/convolution_shapes.py`` on a Xeon with AMX."""
 
     kernel: int  # fewest numbers of a kernel
+    work: int  # fewest multiplications of a pass, since ours takes some time however few they are
     whole: float  # most positions (of all images of a batch) per output channel for all three passes
     gradient: float  # the same for the kernel's gradient alone
 
 
-_LIMITS = {torch.bfloat16: _Limits(1 << 17, 2.0, 8.0), torch.float32: _Limits(1 << 19, 2.0, 2.0)}
+LIMITS: Mapping[torch.dtype, Limits] = {
+    torch.bfloat16: Limits(1 << 15, 1 << 23, whole=2.0, gradient=8.0),
+    torch.float32: Limits(1 << 19, 0, whole=2.0, gradient=2.0),
+}
 
 
 class MatmulConv2d(nn.Conv2d):
     """A convolution that is computed by products of matrices where that is faster; a Conv2d in all else."""
 
+    limits: Mapping[torch.dtype, Limits] = LIMITS  # by the format in which it computes
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of images ``[n, in_channels, height, width]``, within rounding."""
-        limits = limits_of(self, input)
-        if limits is None:
+        limits = self.limits.get(_computed_in(input))
+        is_one_format = _computed_in(input) == _computed_in(self.weight)
+        if limits is None or not is_one_format or torch.compiler.is_compiling() or not _is_within(self, input, limits):
             return super().forward(input)
         x, weight, bias = (
             None if one is None else one.to(_computed_in(one)) for one in (input, self.weight, self.bias)
@@ -46,16 +52,6 @@ class MatmulConv2d(nn.Conv2d):
         whole = _positions(self, input) <= limits.whole * self.out_channels
         output: Tensor = _Convolution.apply(x, weight, bias, self.stride, self.padding, whole)  # type: ignore[no-untyped-call]
         return output
-
-
-def limits_of(convolution: nn.Conv2d, images: Tensor) -> _Limits | None:
-    """Return the limits within which a convolution of images is a product, of the kernel's gradient at least."""
-    if not images.is_cpu or torch.compiler.is_compiling():
-        return None
-    dtype = _computed_in(images)
-    limits = _LIMITS.get(dtype)
-    is_one_format = dtype == _computed_in(convolution.weight)
-    return limits if limits is not None and is_one_format and _is_within(convolution, images, limits) else None
 
 
 def use_products_(model: nn.Module) -> bool:
@@ -76,7 +72,7 @@ def found_by_passes(model: nn.Module) -> Iterator[set[nn.Conv2d]]:
 
     def look(module: nn.Conv2d, inputs: tuple[Any, ...]) -> None:
         images = inputs[0] if inputs else None
-        if isinstance(images, Tensor) and any(_is_within(module, images, one) for one in _LIMITS.values()):
+        if isinstance(images, Tensor) and any(_is_within(module, images, one) for one in LIMITS.values()):
             found.add(module)
 
     with contextlib.ExitStack() as hooks:
@@ -90,10 +86,12 @@ def _is_possible(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     return is_plain and module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
-def _is_within(convolution: nn.Conv2d, images: Tensor, limits: _Limits) -> bool:
-    if images.ndim != 4 or convolution.weight.numel() < limits.kernel:
+def _is_within(convolution: nn.Conv2d, images: Tensor, limits: Limits) -> bool:
+    numbers = convolution.weight.numel()
+    if images.ndim != 4 or not images.is_cpu or numbers < limits.kernel:
         return False
-    return 0 < _positions(convolution, images) <= limits.gradient * convolution.out_channels
+    positions = _positions(convolution, images)
+    return positions * numbers >= limits.work and 0 < positions <= limits.gradient * convolution.out_channels
 
 
 def _computed_in(tensor: Tensor) -> torch.dtype:
