@@ -122,10 +122,9 @@ def test_confirmed_is_faster_and_as_good() -> None:
 
 def test_sentences_say_what_is_open_and_what_would_close_it() -> None:
     good = judged([(first_test(3), pairs_of([0.0, 0.001, 0.0]))], 0.01, OPEN)
-    command = "workbench tune s{1} --confirm-seeds {seeds}"  # a folder may be called so
-    told = sentence(good, "accuracy", seconds_per_pair=10.0, command=command)
+    told = sentence(good, "accuracy", seconds_per_pair=10.0, command=lambda *asked: f"tune {asked}")
     assert told.startswith("Undecided whether it is faster: not clearly faster or slower per step (1.03 x, 95 % ")
-    assert told.endswith("About 12 fresh seeds would decide (2 min): `workbench tune s{1} --confirm-seeds 15`.")
+    assert told.endswith("About 12 fresh seeds would decide (2 min): `tune (15, 120.0)`.")
     slower = sentence(judged([(first_test(3), pairs_of([0.0] * 3))], 0.01, SLOWER), "accuracy", per="to the target")
     assert slower == "Refuted: slower to the target (0.80 x, 95 % interval 0.70 to 0.90)."
     unfinished = judged([(first_test(10), pairs_of([0.01, 0.0, 0.02]))], 0.01)
@@ -154,10 +153,10 @@ def test_a_further_test_is_asked_for_behind_all_pairs_and_at_its_own_error() -> 
     open_ = judged(tests, 0.006)
     assert (open_.verdict, open_.end) == (UNDECIDED, 10)
     strict = replace(open_.quality.bounds, error=further_error(1))
-    told = sentence(open_, "accuracy", next_error=further_error(1), command="--confirm-seeds {seeds}")
+    told = sentence(open_, "accuracy", next_error=further_error(1), command=lambda seeds, _: f"tune {seeds}")
     seeds = int(told.rsplit(" ", 1)[1].rstrip("`."))
     assert f"About {seeds - 10} fresh seeds would decide" in told
-    looser = sentence(open_, "accuracy", next_error=0.05, command="--confirm-seeds {seeds}")
+    looser = sentence(open_, "accuracy", next_error=0.05, command=lambda seeds, _: f"tune {seeds}")
     assert int(looser.rsplit(" ", 1)[1].rstrip("`.")) < seeds
     assert strict.error == 0.0025
 

@@ -132,10 +132,10 @@ def test_a_candidate_after_one_that_is_not_confirmed_is_tested_at_a_stricter_lev
 def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None:
     study = new_study()
     experimenter = Scripted(tmp_path, {0.5: 0.015}, noise=0.02)
-    (first,) = judge(experimenter, [contender(1, 0.5)], study, command="workbench tune s --confirm-seeds {seeds}")
+    (first,) = judge(experimenter, [contender(1, 0.5)], study, command=lambda seeds, _: f"tune {seeds}")
     assert (first.verdict, first.n_seeds) == (Verdict.UNDECIDED, 8)
     assert "1.33 x" in first.sentence
-    assert "`workbench tune s --confirm-seeds " in first.sentence.partition("fresh seeds would decide (")[2]
+    assert "`tune " in first.sentence.partition("fresh seeds would decide (")[2]
     experimenter.noise = 0.0001
     (second,) = judge(experimenter, [contender(1, 0.5)], study, confirm_seeds=12)
     assert second.verdict is Verdict.CONFIRMED

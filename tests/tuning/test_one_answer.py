@@ -30,6 +30,7 @@ from workbench.study.answer import result as answering
 from workbench.study.answer.not_exported import faster_untested
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
+from workbench.study.run.study_stages import StudyStages
 from workbench.study.store.storage import default_storage, open_storage
 
 DROPS = {"o1": 0.01, "o2": 0.03}
@@ -282,3 +283,21 @@ def test_status_says_that_the_limit_ended_the_confirmation(finished: Path) -> No
     study.set_user_attr("cut_short", sentence)
     assert sentence in read_result(finished).messages
     assert sentence not in tuned(finished).messages
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "more"),
+    [
+        (None, 600.0, ""),
+        (240.0, 25.0, ""),
+        (60.0, 25.0, " --minutes 2"),
+        (240.0, 400.0, " --minutes 15"),
+        (60.0, math.nan, ""),
+    ],
+)
+def test_a_command_for_more_seeds_asks_for_the_time_that_they_take(
+    limit: float | None, seconds: float, more: str, tmp_path: Path
+) -> None:
+    unused: Any = SimpleNamespace(study=SimpleNamespace(objective="time_to_quality"))
+    stages = StudyStages(unused, unused, tmp_path, *[unused] * 5, limit, None, None, in_file=True)
+    assert stages.for_more_seeds(18, seconds) == f"workbench tune {tmp_path} --confirm-seeds 18{more}"

@@ -45,7 +45,7 @@ _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest i
 class Confirmation(ConfirmationRounds):
     """Runs and judges the confirmation of a study, which keeps every finished run and every planned test."""
 
-    command: str = ""  # that adds seeds, with ``{seeds}``
+    command: Callable[[int, float], str] | None = None  # gives what adds seeds, see `planned_tests.sentence`
     confirm_seeds: int | None = None  # from the command line; None lets the pilots decide
     on_note: Callable[[str], None] = lambda _: None  # gets a sentence about each test before it
 

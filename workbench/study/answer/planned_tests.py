@@ -142,12 +142,12 @@ def sentence(
     per: str = "per step",
     next_error: float = 0.005,
     seconds_per_pair: float = math.nan,
-    command: str = "",
+    command: Callable[[int, float], str] | None = None,
 ) -> str:
     """Return a judgement in words a person can act on.
 
     ``per`` is the unit of the speed-up; ``next_error``, the error of a further test, decides how many seeds that would
-    take; ``command`` adds pairs, with ``{seeds}`` for their total number.
+    take; ``command`` gives what adds pairs: up to so many in all, which takes so many seconds (NaN: unknown).
     """
     quality, time = judged.quality, judged.time
     speed = f"{_faster(time)} {per} ({_interval(time)})"
@@ -176,7 +176,7 @@ def sentence(
     ask = f"About {more} fresh seeds would decide{against}"
     if math.isfinite(seconds_per_pair):
         ask += f" ({format_duration(more * seconds_per_pair)})"
-    told = ": `{}`".format(command.replace("{seeds}", str(judged.end + more))) if command else ""
+    told = "" if command is None else f": `{command(judged.end + more, more * seconds_per_pair)}`"
     return f"{text} {ask}{told}."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import shutil
 from collections.abc import Callable
@@ -46,6 +47,7 @@ from workbench.study.store.stored_records import candidates_of, keep, keep_candi
 
 _CONFIRMATION, _ATTRIBUTION = "the confirmation", "the measurement of where the gain comes from"
 _TIMING_STEPS = 0.4  # share of the time for timing what makes steps faster, where nothing else is searched
+_START_SECONDS = 60.0  # that loading a task takes at most, as a rule
 _BEGUN = "goes_on"  # attribute of a study: which of these the next command does before it searches on; empty for none
 
 
@@ -150,6 +152,16 @@ class StudyStages:
             self.guard.limits.deadline = half_way(self.deadline) if measures else self.deadline
             self.search.run_until(self.guard.limits.deadline)
 
+    def for_more_seeds(self, seeds: int, seconds: float) -> str:
+        """Return what trains up to so many seeds, with time for it where the limit has less: it begins with a start."""
+        needed = _START_SECONDS + 2.0 * seconds
+        is_short = self.limit is not None and needed > self.limit  # NaN is not
+        minutes = math.ceil(needed / 60.0) if is_short else None
+        if not self.in_file:
+            return f"tune(..., confirm_seeds={seeds}{f', minutes={minutes}' if minutes else ''})"
+        command = f"workbench tune {shlex.quote(str(self.directory))} --confirm-seeds {seeds}"
+        return command + (f" --minutes {minutes}" if minutes else "")
+
     def measure_more(self) -> None:
         """Choose a loss-scale policy and time freezing, where the study asks for it."""
         study, file, guard, watch = self.study, self.file, self.guard, self.watch
@@ -181,9 +193,7 @@ class StudyStages:
             self.guard,
             search.warm_ups,
             trainers=self.trainers(),
-            command=f"workbench tune {shlex.quote(str(self.directory))} --confirm-seeds {{seeds}}"
-            if self.in_file
-            else "tune(..., confirm_seeds={seeds})",
+            command=self.for_more_seeds,
             confirm_seeds=self.confirm_seeds,
             deadline=self.deadline,
             on_run=watch.run_finished,
