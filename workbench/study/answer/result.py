@@ -191,6 +191,7 @@ def _judged(study: optuna.Study, file: StudyFile) -> list[TrialRecord]:
         if trial.number not in sure:
             return trial
         deficit, chance = float(np.mean(standing.tried[trial.number].deficits)), sure[trial.number]
+        deficit = round(deficit, 12) + 0.0  # of equal metrics the mean may be -1e-16
         return replace(trial, metric_deficit=deficit, chance=chance, feasible=chance >= SURE)
 
     return [judged(trial) for trial in trials]
