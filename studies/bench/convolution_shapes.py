@@ -1,6 +1,6 @@
 """Where convolutions are faster as products of matrices: forward and backward pass of one layer, by shape and format.
 
-`LIMITS` of `workbench.methods.runtime.matmul_convolution` were read from what this prints: the library's time over
+`LIMITS` of `workbench.methods.runtime.convolution` were read from what this prints: the library's time over
 ours, so that above 1 products are faster. Medians of ratios within rounds, sides in turn.
 
     python studies/bench/convolution_shapes.py [--threads N]
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.bench import interleaved, ratio_of, timed
-from workbench.methods.runtime.matmul_convolution import LIMITS, Limits, use_products_
+from workbench.methods.runtime.convolution import LIMITS, Limits, use_faster_convolutions_
 
 ROUNDS, BATCHES = 9, (16, 64)
 SHAPES = [  # channels in and out, height and width, kernel
@@ -54,7 +54,7 @@ def main() -> None:
                 images = torch.randn(n, wide, side, side, dtype=dtype).to(memory_format=torch.channels_last)
                 sides = [library, copy.deepcopy(library), copy.deepcopy(library)]
                 for ours, whole in zip(sides[1:], (0.0, 1e9), strict=True):
-                    use_products_(ours)
+                    use_faster_convolutions_(ours)
                     ours.limits = {dtype: Limits(0, 0, whole, 1e9)}
                 times = interleaved([both_passes(one, images.clone().requires_grad_()) for one in sides], ROUNDS)
                 base, gradient, whole_pass = zip(*times, strict=True)

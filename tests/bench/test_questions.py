@@ -72,8 +72,9 @@ LINES: dict[str, list[str]] = {
     "less_bn": [f": {side} / edited by hand" for side in ("ours", "no BatchNorm", "all BatchNorms")]
     + ["operations of torch: ours / edited by hand"],
     "convolution": [
-        "convolution in float32, 1 thread",
-        *["convolution in bfloat16, 1 thread"] * has_fast_bfloat16(REQUEST.device),
+        f"convolution, {network} in {name}, 1 thread: by shape / library"
+        for network in ("residual", "depthwise")
+        for name in ("float32", "bfloat16")[: 1 + has_fast_bfloat16(REQUEST.device)]
     ],
     "accumulation": ["accumulation 3 x 2, 1 thread: ours / native .grad", "separate buffers / native .grad", "", ""],
     "scaled tail": ["", ""],

@@ -110,7 +110,7 @@ legal_values: dict[str, st.SearchStrategy[Any]] = {
     "regularization.decay": _share,
     "runtime.compile": st.sampled_from(["off", "default", "max-autotune", "reduce-overhead"]),
     "runtime.memory_format": st.sampled_from(["contiguous", "channels_last"]),
-    "runtime.convolution": st.sampled_from(["library", "matmul"]),
+    "runtime.convolution": st.sampled_from(["library", "by_shape"]),
     "runtime.matmul_precision": st.sampled_from(["highest", "high", "medium"]),
     "runtime.cuda_graph": st.booleans(),
     "runtime.cudnn_benchmark": st.booleans(),

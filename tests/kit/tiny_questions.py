@@ -40,7 +40,7 @@ MEASURES: dict[str, Callable[[Request], Sequence[Finding]]] = {
     "levels": partial(levels.measure, **LEVELS, studies=Path("none")),
     "freeze": partial(freeze.measure, **FREEZE, shares=(0.5,)),
     "less_bn": partial(less_bn.measure, nets={"small": ((4, 8), 1, 4, 8)}),
-    "convolution": partial(convolution.measure, widths=(4,), n_blocks=1, batch=2, side=8),
+    "convolution": partial(convolution.measure, widths=(4,), n_blocks=1, depthwise=(2, 4), batch=2, side=8),
     "accumulation": partial(accumulation.measure, width=8, depth=1, micro_batches=3, batch=2),
     "trace": partial(trace.measure, task="digits-lenet", steps=2),
     "scaled tail": partial(loss_scale.measure_tail, sizes=((64, 4),), goals=(1e9,)),

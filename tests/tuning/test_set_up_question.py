@@ -64,7 +64,7 @@ LOOK = TaskLook(
     has_scheduler=False,
     no_merging="",
     convolutions=4,
-    products=False,
+    faster_convolutions=False,
     matrices=4,
     sparse_gradients=False,
     network=NetworkFacts(4, 4, 8, 4, 4, 4, no_sequence="its inputs are no tokens"),
@@ -188,12 +188,12 @@ def test_a_gpu_is_asked_for_graphs_tf32_and_a_half_that_it_multiplies() -> None:
     assert not chosen & parse_study(asked().text).set_up.runtime.keys()
 
 
-def test_products_are_timed_where_a_cpu_may_gain_by_them() -> None:
+def test_other_convolutions_are_timed_where_a_cpu_may_gain_by_them() -> None:
     asked_of = {
-        device: parse_study(asked(replace(LOOK, device=device, products=True)).text).set_up.runtime
+        device: parse_study(asked(replace(LOOK, device=device, faster_convolutions=True)).text).set_up.runtime
         for device in ("cpu", "cuda")
     }
-    assert asked_of["cpu"]["runtime.convolution"] == ["library", "matmul"]
+    assert asked_of["cpu"]["runtime.convolution"] == ["library", "by_shape"]
     assert "runtime.convolution" not in asked_of["cuda"]
     assert "runtime.convolution" not in parse_study(asked().text).set_up.runtime
 

@@ -22,7 +22,7 @@ _FRAMEWORKS: Mapping[str, Callable[..., Carried]] = {
     "MindSpore": mindspore_model.carried,
 }
 _O2 = {"amp.level": "O2"}
-_PRODUCTS = {"runtime.memory_format": "channels_last", "runtime.convolution": "matmul"}
+_BY_SHAPE = {"runtime.memory_format": "channels_last", "runtime.convolution": "by_shape"}
 ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # what it is -> its config path, and what chooses it
     "bfloat16 (amp O2)": ("amp.level", _O2 | {"amp.dtype": "bfloat16"}),
     "float16 with torch's own loss scale": ("amp.level", _O2),
@@ -32,7 +32,7 @@ ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # what it is -> its confi
     "a fixed loss scale": ("loss_scale.kind", {"loss_scale.kind": "fixed", "loss_scale.init": 128.0}),
     "torch.compile": ("runtime.compile", {"runtime.compile": "default"}),
     "channels_last": ("runtime.memory_format", {"runtime.memory_format": "channels_last"}),
-    "convolutions by products": ("runtime.convolution", _PRODUCTS),
+    "convolutions by shape": ("runtime.convolution", _BY_SHAPE),
     "fast float32 products": ("runtime.matmul_precision", {"runtime.matmul_precision": "high"}),
     "cuDNN benchmark": ("runtime.cudnn_benchmark", {"runtime.cudnn_benchmark": True}),
     "CUDA graph": ("runtime.cuda_graph", {"runtime.cuda_graph": True}),

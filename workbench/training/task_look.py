@@ -31,7 +31,7 @@ from workbench.core.torch_internals import BatchNorm, has_fused_kernel
 from workbench.core.wrapped_model import unwrapped
 from workbench.methods.batch.method import concatenated, why_not_merged
 from workbench.methods.facts import facts_of_copies
-from workbench.methods.runtime.matmul_convolution import found_by_passes
+from workbench.methods.runtime.convolution import found_by_passes
 from workbench.methods.schedule.method import StandIn, has_rate, recorded
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task, TaskError
@@ -66,7 +66,7 @@ class TaskLook:
     has_scheduler: bool
     no_merging: str  # why batches cannot be concatenated, to stand after "because"; empty where they can
     convolutions: int  # over images
-    products: bool  # whether one of them, or more, has few positions for its channels
+    faster_convolutions: bool  # whether some of them may be computed faster than by the library's usual way
     matrices: int  # hidden ones, that Muon would take
     sparse_gradients: bool  # whether a table of embeddings has some
     network: NetworkFacts
@@ -127,7 +127,7 @@ def look_at(task: Task, device: torch.device, steps: int, seed: int = 0) -> Task
             # One alone would be put together with itself.
             no_merging="the loader gives one batch" if n_batches == 1 else _why_not_at_once(task, model, seed),
             convolutions=sum(isinstance(module, nn.Conv2d) for module in model.modules()),
-            products=first.products,
+            faster_convolutions=first.faster_convolutions,
             matrices=sum(len(group["params"]) for group in parameter_groups(model) if group["matrices"]),
             sparse_gradients=bool(sparse_tables(model)),
             network=network,
@@ -176,7 +176,7 @@ class _FirstSteps(NamedTuple):
     evaluation_seconds: float
     untrained: str  # see `TaskLook`, as the next two
     counted: str
-    products: bool
+    faster_convolutions: bool
 
 
 def _first_steps(task: Task, device: torch.device, steps: int, seed: int) -> _FirstSteps:
@@ -202,7 +202,7 @@ def _first_steps(task: Task, device: torch.device, steps: int, seed: int) -> _Fi
             if seconds > _CLEARLY_LONGER * min(found.values()):
                 break
             found[most >> halvings] = seconds
-    with found_by_passes(model) as products:
+    with found_by_passes(model) as faster:
         _refuse_updates_in_the_loss(prepared, next(batches))
     check_outputs(task, model, device, precision, seed)  # what is loaded for a metric is loaded once
     began = time.perf_counter()
@@ -210,7 +210,7 @@ def _first_steps(task: Task, device: torch.device, steps: int, seed: int) -> _Fi
     seconds = time.perf_counter() - began
     counted = _counted(task, counts, steps / n_steps, lambda: evaluate(task, model, device, precision, seed))
     untrained = _untrained(prepared.task.loss, before, prepared.boosted.optimizer)
-    return _FirstSteps(found, seconds, untrained, counted, bool(products))
+    return _FirstSteps(found, seconds, untrained, counted, bool(faster))
 
 
 def _refuse_updates_in_the_loss(prepared: Prepared, batch: Any) -> None:

@@ -17,7 +17,7 @@ from workbench.core.warning import warn
 from workbench.core.wrapped_model import is_compiled, unwrapped
 from workbench.methods.protocol import Method, Preparation
 from workbench.methods.runtime.compilation import compiled, compiling
-from workbench.methods.runtime.matmul_convolution import use_products_
+from workbench.methods.runtime.convolution import use_faster_convolutions_
 from workbench.methods.runtime.section import Reading, RuntimeSection
 
 _VECTOR = 16
@@ -70,8 +70,8 @@ class RuntimeMethod(Method):
         self._mode = "off" if plan.why_not("runtime.compile") else asked.compile
         self._cuda_graph = asked.cuda_graph and not plan.why_not("runtime.cuda_graph")
         self._channels_last = asked.memory_format == "channels_last"
-        self._products = asked.convolution == "matmul" and not plan.why_not("runtime.convolution")
-        self.needs_shapes = self._mode != "off" or self._cuda_graph or self._channels_last or self._products
+        self._by_shape = asked.convolution == "by_shape" and not plan.why_not("runtime.convolution")
+        self.needs_shapes = self._mode != "off" or self._cuda_graph or self._channels_last or self._by_shape
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse to compile what is compiled, and to lay out what would overwrite memory."""
@@ -95,10 +95,10 @@ class RuntimeMethod(Method):
             vain["cuda_graph"] = f"{device.type} has no CUDA graphs"
         if asked.cudnn_benchmark and not devices.has_cudnn(device):
             vain["cudnn_benchmark"] = f"cuDNN does not compute on {device.type}"
-        if self._products and device.type != "cpu":
+        if self._by_shape and device.type != "cpu":
             vain["convolution"] = f"{device.type} has a library that chooses by itself"
-        elif self._products and not use_products_(preparation.model):
-            vain["convolution"] = "the model has no convolution over images without groups, dilation and named padding"
+        elif self._by_shape and not use_faster_convolutions_(preparation.model):
+            vain["convolution"] = "the model has no convolution over images that could be computed otherwise"
         if asked.matmul_precision != "highest" and not devices.has_fast_products(device):
             vain["matmul_precision"] = "this device multiplies float32 in one way only"
         if self._channels_last:

@@ -47,11 +47,11 @@ class RuntimeSection(MethodSection):
         "Memory format",
         "How images and kernels of convolutions lie in memory; channels_last keeps the channels of a pixel together.",
     )
-    convolution: Literal["library", "matmul"] = described(
+    convolution: Literal["library", "by_shape"] = described(
         "library",
         "Convolution",
-        "How a CPU computes convolutions over images: by its library, or by products of matrices where they have few "
-        "positions for their channels.",
+        "How a CPU computes convolutions over images: as its library does, or in the way that their shapes make "
+        "fastest: by products of matrices, or in float32.",
         when=_IN_CHANNELS_LAST & _EAGER,
     )
     matmul_precision: Literal["highest", "high", "medium"] = described(
@@ -94,7 +94,7 @@ class RuntimeSection(MethodSection):
         words = {
             "compile": f"compiled ({self.compile})",
             "memory_format": self.memory_format,
-            "convolution": "convolutions by products",
+            "convolution": "convolutions by shape",
             "matmul_precision": f"{self.matmul_precision} matmul precision",
             "cuda_graph": "CUDA graph",
             "cudnn_benchmark": "cuDNN benchmark",

@@ -342,8 +342,8 @@ def _runtime(look: TaskLook, not_compiled: str, left_out: list[str]) -> dict[str
         left_out.append(look.not_kept)
     if look.convolutions:
         runtime["runtime.memory_format"] = ["contiguous", "channels_last"]
-        if look.device == "cpu" and look.products:
-            runtime["runtime.convolution"] = ["library", "matmul"]
+        if look.device == "cpu" and look.faster_convolutions:
+            runtime["runtime.convolution"] = ["library", "by_shape"]
     if not_compiled:
         left_out.append(_left_out("torch.compile is", not_compiled))
     else:

@@ -1,10 +1,13 @@
-"""Convolutions as products of matrices on a CPU, where its library is slow at them: late layers, of small images.
+"""Convolutions on a CPU in the way that is fastest for their shapes, where its library's usual one is slow.
 
-oneDNN, which torch 2.13 calls, orders kernels and gradients anew in each pass. With few positions for the channels that
-takes longer than the arithmetic, most of all for the kernel's gradient. As products with the patches that the kernel
-sees (*im2col*; Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks for Document Processing,
-2006) the three passes take down to a seventh of the time. Elsewhere the library is faster, since patches take as many
-times the memory of the images as a kernel has places. What to multiply is therefore decided by shapes, in each call.
+*Late layers.* oneDNN, which torch 2.13 calls, orders kernels and gradients anew in each pass. With few positions for
+the channels that takes longer than the arithmetic, most of all for the kernel's gradient. As products of matrices with
+the patches that the kernel sees (*im2col*; Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks
+for Document Processing, 2006) the three passes take down to a seventh of the time. Elsewhere the library is faster,
+since patches take as many times the memory of the images as a kernel has places. Shapes decide, in each call.
+
+*Groups of few channels*, as in depthwise convolutions: their backward passes in bfloat16 take up to a hundred times as
+long as in float32, where a kernel has a stride or 5 x 5 places and more, and never less. They are computed in float32.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from torch.nn.grad import conv2d_input
 
 
 class Limits(NamedTuple):
-    """Where products are faster; `LIMITS` as measured by ``studies/bench/convolution_shapes.py`` on a Xeon with AMX."""
+    """Where products of matrices are faster; `LIMITS` as ``studies/bench/convolution_shapes.py`` measured on a Xeon."""
 
     kernel: int  # fewest numbers of a kernel
     work: int  # fewest multiplications of a pass, since ours takes some time however few they are
@@ -35,17 +38,22 @@ LIMITS: Mapping[torch.dtype, Limits] = {
 }
 
 
-class MatmulConv2d(nn.Conv2d):
-    """A convolution that is computed by products of matrices where that is faster; a Conv2d in all else."""
+_FEW_CHANNELS = 4  # of a group
+
+
+class FasterConv2d(nn.Conv2d):
+    """A convolution over images that is computed in the fastest way for its shapes; a Conv2d in all else."""
 
     limits: Mapping[torch.dtype, Limits] = LIMITS  # by the format in which it computes
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of images ``[n, in_channels, height, width]``, within rounding."""
-        limits = self.limits.get(_computed_in(input))
-        is_one_format = _computed_in(input) == _computed_in(self.weight)
-        if limits is None or not is_one_format or torch.compiler.is_compiling() or not _is_within(self, input, limits):
+        if self._is_slow_in(_computed_in(input)) and input.is_cpu and not torch.compiler.is_compiling():
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(input.float()).to(torch.bfloat16)
+        if not self._is_product(input) or torch.compiler.is_compiling():
             return super().forward(input)
+        limits = self.limits[_computed_in(input)]
         x, weight, bias = (
             None if one is None else one.to(_computed_in(one)) for one in (input, self.weight, self.bias)
         )
@@ -53,27 +61,37 @@ class MatmulConv2d(nn.Conv2d):
         output: Tensor = _Convolution.apply(x, weight, bias, self.stride, self.padding, whole)  # type: ignore[no-untyped-call]
         return output
 
+    def _is_slow_in(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.bfloat16 and self.weight.dtype == torch.float32 and _has_few_channels(self)
 
-def use_products_(model: nn.Module) -> bool:
-    """Let a model's convolutions be products where that is faster; return whether any can be.
+    def _is_product(self, images: Tensor) -> bool:
+        limits = self.limits.get(_computed_in(images))
+        is_one_format = _computed_in(images) == _computed_in(self.weight)
+        return limits is not None and self.groups == 1 and is_one_format and _is_within(self, images, limits)
+
+
+def use_faster_convolutions_(model: nn.Module) -> bool:
+    """Let a model's convolutions be computed in the fastest way for their shapes; return whether there is a choice.
 
     Their class is changed, as torch's ``parametrize`` does it: parameters, hooks and whoever holds them stay the same.
     """
     possible = [*filter(_is_possible, model.modules())]
     for convolution in possible:
-        convolution.__class__ = MatmulConv2d
+        convolution.__class__ = FasterConv2d
     return bool(possible)
 
 
 @contextlib.contextmanager
 def found_by_passes(model: nn.Module) -> Iterator[set[nn.Conv2d]]:
-    """Give the convolutions that would be products, in float32 or in bfloat16, in the passes within the block."""
+    """Give the convolutions that ours may compute faster in the passes within the block, in float32 or in bfloat16."""
     found = set[nn.Conv2d]()
 
     def look(module: nn.Conv2d, inputs: tuple[Any, ...]) -> None:
         images = inputs[0] if inputs else None
-        if isinstance(images, Tensor) and any(_is_within(module, images, one) for one in LIMITS.values()):
-            found.add(module)
+        if isinstance(images, Tensor) and images.is_cpu:
+            is_product = module.groups == 1 and any(_is_within(module, images, one) for one in LIMITS.values())
+            if is_product or _has_few_channels(module):
+                found.add(module)
 
     with contextlib.ExitStack() as hooks:
         for module in filter(_is_possible, model.modules()):
@@ -82,8 +100,16 @@ def found_by_passes(model: nn.Module) -> Iterator[set[nn.Conv2d]]:
 
 
 def _is_possible(module: nn.Module) -> TypeGuard[nn.Conv2d]:
-    is_plain = type(module) is nn.Conv2d and module.groups == 1 and set(module.dilation) == {1}
-    return is_plain and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if type(module) is not nn.Conv2d:
+        return False
+    is_plain = module.groups == 1 and set(module.dilation) == {1}
+    return _has_few_channels(module) or (
+        is_plain and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    )
+
+
+def _has_few_channels(convolution: nn.Conv2d) -> bool:
+    return convolution.groups > 1 and convolution.in_channels // convolution.groups <= _FEW_CHANNELS
 
 
 def _is_within(convolution: nn.Conv2d, images: Tensor, limits: Limits) -> bool:

@@ -1,4 +1,4 @@
-"""Convolutions as products of matrices: the library's results within rounding, where the shapes say they are faster."""
+"""Convolutions by shape: the library's results within rounding, computed otherwise where shapes say that is faster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from torch.optim import SGD
 
 from tests.kit import tasks
 from workbench.config import BoostConfig
-from workbench.methods.runtime.matmul_convolution import LIMITS, Limits, MatmulConv2d, found_by_passes, use_products_
+from workbench.methods.runtime.convolution import (
+    LIMITS,
+    FasterConv2d,
+    Limits,
+    found_by_passes,
+    use_faster_convolutions_,
+)
 from workbench.training import apply
 from workbench.training.task_look import look_at
 
@@ -25,13 +31,13 @@ GRADIENT_ALONE = Limits(0, 0, whole=0.0, gradient=1e9)
 @pytest.fixture(params=[EVERYWHERE, GRADIENT_ALONE], ids=["all passes", "the kernel's gradient"])
 def of_any_shape(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let convolutions of any shape be products, in all passes or in one."""
-    monkeypatch.setattr(MatmulConv2d, "limits", dict.fromkeys(LIMITS, request.param))
+    monkeypatch.setattr(FasterConv2d, "limits", dict.fromkeys(LIMITS, request.param))
 
 
 def is_product(convolution: nn.Conv2d, images: Tensor) -> bool:
     """Return whether a convolution is computed by our function, as the graph of its output says."""
     convolution = copy.deepcopy(convolution)
-    use_products_(convolution)
+    use_faster_convolutions_(convolution)
     output = convolution(images)
     while "Convolution" not in (name := output.grad_fn.name() if isinstance(output, Tensor) else output.name()):
         output = (output.grad_fn if isinstance(output, Tensor) else output).next_functions[0][0]
@@ -66,7 +72,7 @@ def test_products_are_the_librarys_results_within_rounding(
     torch.manual_seed(0)
     library = nn.Conv2d(5, 7, **options).to(memory_format=layout)
     ours = copy.deepcopy(library)
-    assert use_products_(ours)
+    assert use_faster_convolutions_(ours)
     images = torch.randn(3, 5, 6, 4).to(memory_format=layout)
     assert is_product(ours, images)
     found, wanted = passes(ours, images, dtype), passes(library, images, dtype)
@@ -93,7 +99,7 @@ def test_products_have_second_derivatives_and_work_under_torch_func(of_any_shape
     images = torch.randn(2, 3, 4, 4)
     library = nn.Conv2d(3, 4, 3, padding=1, bias=False)
     ours = copy.deepcopy(library)
-    use_products_(ours)
+    use_faster_convolutions_(ours)
     torch.testing.assert_close(penalty(ours), penalty(library))
     each = torch.func.vmap(torch.func.grad(of_one), (None, 0))(ours.weight.detach(), images)
     library(images).square().sum().backward()
@@ -102,7 +108,7 @@ def test_products_have_second_derivatives_and_work_under_torch_func(of_any_shape
 
 def test_frozen_kernels_get_no_gradient(of_any_shape: None) -> None:
     ours = nn.Conv2d(3, 4, 3)
-    use_products_(ours)
+    use_faster_convolutions_(ours)
     ours.weight.requires_grad_(False)
     ours(torch.randn(2, 3, 5, 5)).sum().backward()
     assert ours.weight.grad is None
@@ -133,10 +139,39 @@ def test_shapes_decide(convolution: nn.Conv2d, shape: tuple[int, ...], dtype: to
 
 
 @pytest.mark.parametrize(
-    "options", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "circular"}]
+    "options", [{"groups": 8}, {"groups": 4, "stride": 2, "padding_mode": "circular", "padding": 1}]
+)
+def test_groups_of_few_channels_are_computed_in_float32_under_bfloat16(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    library = nn.Conv2d(8, 8, 3, **options).to(memory_format=torch.channels_last)
+    ours = copy.deepcopy(library)
+    assert use_faster_convolutions_(ours)
+    images = torch.randn(3, 8, 6, 6).to(memory_format=torch.channels_last)
+    in_float32 = passes(library, images, torch.float32)
+    library.zero_grad()
+    rounded = {name: one.float() for name, one in passes(ours, images, torch.bfloat16).items()}
+    assert rounded.keys() == in_float32.keys()
+    assert torch.equal(rounded["output"], in_float32["output"].bfloat16().float())
+    for name, value in in_float32.items():
+        torch.testing.assert_close(rounded[name], value, rtol=2e-2, atol=2e-2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ours(images.bfloat16()).dtype == torch.bfloat16
+    assert torch.equal(ours(images), library(images)), "and as ever without autocast"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"groups": 2, "in_channels": 16},
+        {"dilation": 2},
+        {"padding": "same"},
+        {"padding": 1, "padding_mode": "circular"},
+    ],
 )
 def test_other_convolutions_stay_the_librarys(options: dict[str, Any]) -> None:
-    assert not use_products_(nn.Sequential(nn.Conv2d(4, 4, 3, **options), nn.Conv1d(4, 4, 3)))
+    assert not use_faster_convolutions_(
+        nn.Sequential(nn.Conv2d(**{"in_channels": 4} | options, out_channels=4, kernel_size=3), nn.Conv1d(4, 4, 3))
+    )
 
 
 class Late(nn.Module):
@@ -162,7 +197,7 @@ def test_training_is_the_same_within_rounding_and_the_parameters_are() -> None:
     library = Late()
     ours = copy.deepcopy(library)
     losses = []
-    for model, runtime in ((library, {}), (ours, {"convolution": "matmul"})):
+    for model, runtime in ((library, {}), (ours, {"convolution": "by_shape"})):
         weights = [*model.parameters()]
         boosted = apply(asked(**runtime), model, SGD(model.parameters(), lr=0.1), level="O0")
         assert all(one is other for one, other in zip(model.parameters(), weights, strict=True))
@@ -170,21 +205,21 @@ def test_training_is_the_same_within_rounding_and_the_parameters_are() -> None:
             losses.append(loss := F.cross_entropy(boosted.model(x), y))
             boosted.backward(loss)
             boosted.step()
-    assert isinstance(ours.late, MatmulConv2d)
-    assert not isinstance(library.late, MatmulConv2d)
+    assert isinstance(ours.late, FasterConv2d)
+    assert not isinstance(library.late, FasterConv2d)
     torch.testing.assert_close(losses[6:], losses[:6])
     torch.testing.assert_close(dict(ours.state_dict()), dict(library.state_dict()))
 
 
 def test_it_is_left_out_where_it_cannot_act() -> None:
-    grouped = nn.Conv2d(4, 4, 3, groups=2)
+    grouped = nn.Conv2d(16, 4, 3, groups=2)
     with pytest.warns(UserWarning, match=r"`runtime.convolution` has no effect: the model has no convolution over"):
-        apply(asked(convolution="matmul"), grouped, SGD(grouped.parameters(), lr=0.1), level="O0")
+        apply(asked(convolution="by_shape"), grouped, SGD(grouped.parameters(), lr=0.1), level="O0")
     for more, why in (
         ({"compile": "default"}, "a compiled model's convolutions are the library's"),
         ({"memory_format": "contiguous"}, "kernels would be put into channels_last in every pass; set it for good"),
     ):
-        plan = asked(convolution="matmul", **more).resolve("O0")
+        plan = asked(convolution="by_shape", **more).resolve("O0")
         found = [(one.name, one.reason.rpartition("because ")[2]) for one in plan.dropped]
         assert found in ([("runtime.convolution", why)], [("runtime", why)])
 
@@ -196,7 +231,7 @@ def narrow() -> nn.Module:
 @pytest.mark.parametrize(("network", "products"), [(Late, True), (narrow, False)])
 def test_a_look_at_a_task_finds_convolutions_with_few_positions(network: Any, products: bool) -> None:
     task = tasks.task_of(network, tasks.images(6), evaluate=tasks.images(2))
-    assert look_at(task, CPU, 20).products is products
+    assert look_at(task, CPU, 20).faster_convolutions is products
     model = network()
     with found_by_passes(model) as found:
         model(tasks.images(1)[0][0])
