@@ -173,6 +173,18 @@ def test_a_part_takes_along_what_is_set_but_not_in_effect() -> None:
 AVERAGE = '"regularization.weight_average" = ["ema"]\n"regularization.decay" = [0.9]'
 
 
+def test_convolutions_by_shape_go_with_the_memory_format_without_which_they_do_nothing() -> None:
+    given = BoostConfig().with_values({"boost.mode": "disable_all"})
+    runtime = {"memory_format": "channels_last", "convolution": "by_shape", "threads": 1}
+    plan = given.with_values({"runtime": runtime}).resolve("O0")
+    layout, threads = parts_of(plan, given.resolve("O0"))
+    assert (layout.name, layout.kind) == ("memory format channels last, convolutions by shape", "time")
+    assert threads.name == "threads 1"
+    left = given.with_values(layout.taken_out({"runtime.threads": 1}, given)).resolve("O0")
+    assert not left.dropped
+    assert [one.name for one in parts_of(left, given.resolve("O0"))] == ["threads 1"]
+
+
 @pytest.mark.long
 def test_a_part_that_does_nothing_is_taken_out_of_what_is_exported(tmp_path: Path) -> None:
     folder = write(tmp_path / "study", space=f"{LINEAR}\n{AVERAGE}")

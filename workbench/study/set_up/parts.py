@@ -8,6 +8,12 @@ from typing import Any
 
 from workbench.config import BoostConfig, Plan, describe_parameters
 from workbench.methods.registry import METHODS
+from workbench.methods.runtime.section import RuntimeSection
+
+_GOES_WITH = {
+    "regularization.decay": "regularization.weight_average",
+    "runtime.convolution": "runtime.memory_format",  # without which it is not in effect
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +53,7 @@ def _group(path: str) -> str:
     section, _, name = path.partition(".")
     if section == "boost":
         return name
-    if path == "regularization.decay":
-        return "regularization.weight_average"
-    return path if section in ("runtime", "regularization") else section
+    return _GOES_WITH.get(path, path) if section in ("runtime", "regularization") else section
 
 
 def _name(group: str, config: BoostConfig) -> str:
@@ -57,6 +61,8 @@ def _name(group: str, config: BoostConfig) -> str:
     if name:
         value = config.leaves()[group]
         value = f"{value:.3g}" if isinstance(value, float) else value
+        if group == "runtime.memory_format" and config.part(RuntimeSection).convolution == "by_shape":
+            value = f"{value}, convolutions by shape"
         return f"{describe_parameters()[group].title.lower()} {value}".replace(" True", "").replace("_", " ")
     if section == "optimizer" and config.optimizer is not None:
         return config.optimizer.name or "the task's optimizer at another rate"
