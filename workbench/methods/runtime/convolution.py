@@ -36,8 +36,6 @@ LIMITS: Mapping[torch.dtype, Limits] = {
     torch.bfloat16: Limits(1 << 15, 1 << 23, whole=2.0, gradient=8.0),
     torch.float32: Limits(1 << 19, 0, whole=2.0, gradient=2.0),
 }
-
-
 _FEW_CHANNELS = 4  # of a group
 
 
@@ -48,26 +46,19 @@ class FasterConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of images ``[n, in_channels, height, width]``, within rounding."""
-        if self._is_slow_in(_computed_in(input)) and input.is_cpu and not torch.compiler.is_compiling():
-            with torch.autocast("cpu", enabled=False):
-                return super().forward(input.float()).to(torch.bfloat16)
-        if not self._is_product(input) or torch.compiler.is_compiling():
+        if not input.is_cpu or torch.compiler.is_compiling():
             return super().forward(input)
-        limits = self.limits[_computed_in(input)]
-        x, weight, bias = (
-            None if one is None else one.to(_computed_in(one)) for one in (input, self.weight, self.bias)
-        )
+        dtype, limits = _computed_in(input), self.limits.get(_computed_in(input))
+        if dtype == torch.bfloat16 and self.weight.dtype == torch.float32 and _has_few_channels(self):
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(input.float()).to(dtype)
+        is_plain = self.groups == 1 and dtype == _computed_in(self.weight)
+        if limits is None or not is_plain or not _is_within(self, input, limits):
+            return super().forward(input)
+        x, weight, bias = (None if one is None else one.to(dtype) for one in (input, self.weight, self.bias))
         whole = _positions(self, input) <= limits.whole * self.out_channels
         output: Tensor = _Convolution.apply(x, weight, bias, self.stride, self.padding, whole)  # type: ignore[no-untyped-call]
         return output
-
-    def _is_slow_in(self, dtype: torch.dtype) -> bool:
-        return dtype == torch.bfloat16 and self.weight.dtype == torch.float32 and _has_few_channels(self)
-
-    def _is_product(self, images: Tensor) -> bool:
-        limits = self.limits.get(_computed_in(images))
-        is_one_format = _computed_in(images) == _computed_in(self.weight)
-        return limits is not None and self.groups == 1 and is_one_format and _is_within(self, images, limits)
 
 
 def use_faster_convolutions_(model: nn.Module) -> bool:
@@ -114,7 +105,7 @@ def _has_few_channels(convolution: nn.Conv2d) -> bool:
 
 def _is_within(convolution: nn.Conv2d, images: Tensor, limits: Limits) -> bool:
     numbers = convolution.weight.numel()
-    if images.ndim != 4 or not images.is_cpu or numbers < limits.kernel:
+    if images.ndim != 4 or numbers < limits.kernel:
         return False
     positions = _positions(convolution, images)
     return positions * numbers >= limits.work and 0 < positions <= limits.gradient * convolution.out_channels
