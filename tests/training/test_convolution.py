@@ -237,3 +237,51 @@ def test_a_look_at_a_task_finds_convolutions_with_few_positions(network: Any, pr
         model(tasks.images(1)[0][0])
     assert [one.in_channels for one in found] == [256] * products
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_outputs_may_be_changed_in_place_also_under_hooks(of_any_shape: None) -> None:
+    torch.manual_seed(0)
+    library = nn.Conv2d(3, 4, 3, padding=1)
+    ours, images, seen = copy.deepcopy(library), torch.randn(2, 3, 4, 4), []
+    use_faster_convolutions_(ours)
+    for convolution in (library, ours):
+        output = convolution(images)
+        output.register_hook(seen.append)
+        F.relu(output, inplace=True).square().sum().backward()
+    torch.testing.assert_close(seen[1], seen[0])
+    torch.testing.assert_close(ours.weight.grad, library.weight.grad)
+
+
+def test_products_have_forward_derivatives_and_batched_gradients(of_any_shape: None) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(1, 2, 3, 3)
+    library = nn.Conv2d(2, 2, 2, padding=1)
+    ours = copy.deepcopy(library)
+    use_faster_convolutions_(ours)
+    for derivative in (torch.func.jacfwd, torch.func.jacrev, torch.func.hessian):
+        torch.testing.assert_close(derivative(ours)(images), derivative(library)(images))
+    rows = torch.autograd.functional.jacobian(ours, images, vectorize=True)
+    torch.testing.assert_close(rows, torch.func.jacrev(library)(images))
+
+
+def test_the_backward_pass_takes_the_formats_of_the_forward_pass(of_any_shape: None) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 4, 4)
+    library = nn.Conv2d(3, 4, 3)
+    ours = copy.deepcopy(library)
+    use_faster_convolutions_(ours)
+    for convolution in (library, ours):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast("cpu", enabled=False):
+                output = convolution(images)
+            output.square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad, library.weight.grad)
+
+
+def test_autocast_leaves_complex_convolutions_alone(of_any_shape: None) -> None:
+    ours = nn.Conv2d(3, 4, 3, dtype=torch.complex64)
+    use_faster_convolutions_(ours)
+    images = torch.randn(2, 3, 4, 4, dtype=torch.complex64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = ours(images)
+    torch.testing.assert_close(output, ours(images))

@@ -343,7 +343,8 @@ class _Heartbeat(threading.Thread):
             if failure:
                 return str(failure.decode())
             now = time.monotonic()
-            passed, looked = min(now - looked, _SILENCE_SECONDS), now  # all may have been suspended, this one, too
+            # All may have been suspended, this one, too; half, since a beat may have been late before.
+            passed, looked = min(now - looked, _SILENCE_SECONDS / 2), now
             quiet = [
                 seconds + passed if beat == before else 0.0
                 for beat, before, seconds in zip(beats, counted, quiet, strict=True)

@@ -96,7 +96,8 @@ def online_quality_drawing(
 
 def _unknown_since(step: Floats, loss: Floats) -> float:
     at = step[np.isfinite(loss)]  # every k-th step, while any prediction in the window is finite
-    is_late = at.size > 1 and step[-1] - at[-1] >= 2 * (at[-1] - at[-2])
+    between = np.diff(at, prepend=-1.0)  # the first one comes after k steps, too
+    is_late = at.size and step[-1] - at[-1] >= 2 * between[-1]
     return float(at[-1]) if is_late else float("nan")
 
 

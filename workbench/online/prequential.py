@@ -104,7 +104,9 @@ class Prequential:
         self.n_seen, self.n_nonfinite = state["n_seen"], state["n_nonfinite"]
         for name, values in self._records.items():
             values[:] = state[name].cpu().numpy()
-        self._records["losses"][self.n_seen + self.n_nonfinite :] = np.nan  # earlier checkpoints have 0 there
+        losses = self._records["losses"]
+        if not np.isnan(losses).any():  # earlier checkpoints have 0 where nothing is known
+            losses[self.n_seen :] = np.nan
         self._pending = []
 
     def _append(self, scores: Floats, labels: Floats, losses: Floats) -> None:

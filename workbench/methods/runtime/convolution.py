@@ -46,7 +46,8 @@ class FasterConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of images ``[n, in_channels, height, width]``, within rounding."""
-        if not input.is_cpu or torch.compiler.is_compiling():
+        is_recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        if not input.is_cpu or is_recorded:
             return super().forward(input)
         dtype, limits = _computed_in(input), self.limits.get(_computed_in(input))
         if dtype == torch.bfloat16 and self.weight.dtype == torch.float32 and _has_few_channels(self):
@@ -77,8 +78,8 @@ def found_by_passes(model: nn.Module) -> Iterator[set[nn.Conv2d]]:
     """Give the convolutions that ours may compute faster in the passes within the block, in float32 or in bfloat16."""
     found = set[nn.Conv2d]()
 
-    def look(module: nn.Conv2d, inputs: tuple[Any, ...]) -> None:
-        images = inputs[0] if inputs else None
+    def look(module: nn.Conv2d, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        images = inputs[0] if inputs else named.get("input")
         if isinstance(images, Tensor) and images.is_cpu:
             is_product = module.groups == 1 and any(_is_within(module, images, one) for one in LIMITS.values())
             if is_product or _has_few_channels(module):
@@ -86,7 +87,7 @@ def found_by_passes(model: nn.Module) -> Iterator[set[nn.Conv2d]]:
 
     with contextlib.ExitStack() as hooks:
         for module in filter(_is_possible, model.modules()):
-            hooks.enter_context(module.register_forward_pre_hook(look))
+            hooks.enter_context(module.register_forward_pre_hook(look, with_kwargs=True))
         yield found
 
 
@@ -113,7 +114,7 @@ def _is_within(convolution: nn.Conv2d, images: Tensor, limits: Limits) -> bool:
 
 def _computed_in(tensor: Tensor) -> torch.dtype:
     """Return the format in which a convolution takes a tensor."""
-    if torch.is_autocast_enabled("cpu") and tensor.dtype != torch.float64:
+    if torch.is_autocast_enabled("cpu") and tensor.is_floating_point() and tensor.dtype != torch.float64:
         return torch.get_autocast_dtype("cpu")
     return tensor.dtype
 
@@ -122,7 +123,7 @@ def _positions(convolution: nn.Conv2d, images: Tensor) -> int:
     """Return how many positions the output has, over all images."""
     assert not isinstance(convolution.padding, str)  # those are left to the library
     sizes = zip(images.shape[2:], convolution.padding, convolution.kernel_size, convolution.stride, strict=True)
-    return len(images) * math.prod((size + 2 * pad - kernel) // step + 1 for size, pad, kernel, step in sizes)
+    return len(images) * math.prod(max((size + 2 * pad - kernel) // step + 1, 0) for size, pad, kernel, step in sizes)
 
 
 class _Convolution(torch.autograd.Function):
@@ -135,29 +136,44 @@ class _Convolution(torch.autograd.Function):
         if not whole:
             return F.conv2d(x, weight, bias, stride, padding)
         patches, shape = _patches(x, weight.shape[2:], stride, padding)
-        kernels = weight.permute(2, 3, 1, 0).flatten(0, 2)
+        kernels = weight.permute(2, 3, 1, 0).reshape(-1, len(weight))
         rows = patches @ kernels if bias is None else torch.addmm(bias, patches, kernels)
-        return rows.view(*shape, -1).permute(0, 3, 1, 2)
+        # A copy, since torch lets nobody change the view that a function returns, as ReLU(inplace=True) does.
+        return rows.view(*shape, -1).permute(0, 3, 1, 2).clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, bias, ctx.stride, ctx.padding, ctx.whole = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(x, weight)
+        ctx.save_for_forward(x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast("cpu", enabled=False):  # as the library's, it computes in the formats of the forward pass
+            return _gradients(ctx, grad)
+
+    @staticmethod
+    def jvp(ctx: Any, of_x: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None, *_: Any) -> Tensor:
         x, weight = ctx.saved_tensors
-        rows = grad.permute(0, 2, 3, 1).flatten(0, 2)
-        of_x = of_weight = of_bias = None
-        if ctx.needs_input_grad[0]:
-            of_x = _gradient_of_input(ctx, grad, x, weight)
-        if ctx.needs_input_grad[1]:
-            patches, _ = _patches(x, weight.shape[2:], ctx.stride, ctx.padding)
-            of_weight = (rows.t() @ patches).view(len(weight), *weight.shape[2:], -1).permute(0, 3, 1, 2)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            of_bias = rows.sum(0)
-        return of_x, of_weight, of_bias, None, None, None
+        of_x = torch.zeros_like(x) if of_x is None else of_x
+        of_weight = torch.zeros_like(weight) if of_weight is None else of_weight
+        moved = F.conv2d(of_x, weight, of_bias, ctx.stride, ctx.padding)
+        return moved + F.conv2d(x, of_weight, None, ctx.stride, ctx.padding)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    rows = grad.permute(0, 2, 3, 1).reshape(-1, len(weight))
+    of_x = of_weight = of_bias = None
+    if ctx.needs_input_grad[0]:
+        of_x = _gradient_of_input(ctx, grad, x, weight)
+    if ctx.needs_input_grad[1]:
+        patches, _ = _patches(x, weight.shape[2:], ctx.stride, ctx.padding)
+        of_weight = (rows.t() @ patches).view(len(weight), *weight.shape[2:], -1).permute(0, 3, 1, 2)
+    if ctx.has_bias and ctx.needs_input_grad[2]:
+        of_bias = rows.sum(0)
+    return of_x, of_weight, of_bias, None, None, None
 
 
 def _gradient_of_input(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -165,7 +181,7 @@ def _gradient_of_input(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> Ten
     inside = [kernel - 1 - pad for kernel, pad in zip(weight.shape[2:], ctx.padding, strict=True)]
     if ctx.whole and set(ctx.stride) == {1} and min(inside) >= 0:
         patches, shape = _patches(grad, weight.shape[2:], ctx.stride, inside)
-        turned = weight.flip(2, 3).permute(2, 3, 0, 1).flatten(0, 2)
+        turned = weight.flip(2, 3).permute(2, 3, 0, 1).reshape(-1, weight.shape[1])
         return (patches @ turned).view(*shape, -1).permute(0, 3, 1, 2)
     found: Tensor = conv2d_input(x.shape, weight, grad, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
     return found
@@ -175,4 +191,4 @@ def _patches(x: Tensor, kernel: Any, stride: Any, padding: Any) -> tuple[Tensor,
     """Return what the kernel sees, ``[positions, area * channels]``, and the positions by dimension."""
     rows = F.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))
     seen = rows.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1]).permute(0, 1, 2, 4, 5, 3)
-    return seen.flatten(0, 2).flatten(1), seen.shape[:3]
+    return seen.reshape(seen.shape[:3].numel(), -1), seen.shape[:3]

@@ -285,7 +285,7 @@ def holding_study(directory: Path) -> Iterator[None]:
 def beside_others(directory: Path) -> Iterator[None]:
     """Keep the files of a study where they are for the block, for a worker on the database beside it."""
     with (directory / _WORKERS).open("a", encoding="utf-8") as handle:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, OSError):  # where there are no locks, nobody is kept from archiving
             import fcntl
 
             fcntl.flock(handle, fcntl.LOCK_SH)
@@ -295,12 +295,12 @@ def beside_others(directory: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _without_others(directory: Path) -> Iterator[None]:
     with (directory / _WORKERS).open("a", encoding="utf-8") as handle:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, OSError):
             import fcntl
 
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise StudyBusyError(
                     f"{directory}: a `workbench worker` is running trials of this study, which cannot be archived "
                     "under it; stop it first, or wait until it has ended"
