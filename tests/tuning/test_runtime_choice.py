@@ -17,6 +17,7 @@ from tests.kit.set_up_search import RUNTIME_STUDY
 from tests.kit.surface_runner import SurfaceRunner
 from workbench.config import BoostConfig
 from workbench.core import devices
+from workbench.methods.runtime.section import RuntimeSection
 from workbench.study import OutOfTimeError, parse_study
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, SpeedMeasured
@@ -235,7 +236,7 @@ def test_what_a_fifth_of_the_time_does_not_reach_is_left_out_and_the_rest_is_kep
 
     choices = f'"runtime.memory_format" = ["contiguous", "channels_last"]\n"{first}" = [{json.dumps(value)}]'
     factors = {(first, value): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
-    values, _, notes = chosen(tmp_path, choices, factors, limit=29.8, on_timed=ten_seconds)
+    values, _, notes = chosen(tmp_path, choices, factors, limit=49.8, on_timed=ten_seconds)
     assert values == {first: value}
     assert notes == [
         f"Left out: {first} = {value}, runtime.memory_format = channels_last, because no time was left to measure it."
@@ -284,12 +285,26 @@ def test_what_was_chosen_is_not_told_as_left_out_with_what_there_was_no_time_to_
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(devices, "has_fast_bfloat16", lambda _device: True)
     choices = f'"amp.level" = ["O0", "O2"]\n{LAYOUTS}\n"runtime.cudnn_benchmark" = [true]'
-    values, _, notes = chosen(tmp_path, choices, {("amp.level", "O2"): 0.5}, limit=3.0, on_timed=on_timed)
-    assert values["amp.level"] == "O2"
+    values, _, notes = chosen(tmp_path, choices, {("amp.level", "O2"): 0.5}, limit=5.0, on_timed=on_timed)
+    assert (values["amp.level"], values["runtime.memory_format"]) == ("O2", "channels_last")
     assert notes == [
-        "Left out: amp.level = O2, runtime.memory_format = channels_last; amp.level = O2, runtime.cudnn_benchmark = "
-        "True, because no time was left to measure it."
+        "Left out: amp.level = O2, runtime.memory_format = channels_last, runtime.cudnn_benchmark = True, because no "
+        "time was left to measure it."
     ]
+
+
+def test_choices_that_act_together_alone_are_timed_together_and_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda _device: True)
+    choices = f'"amp.level" = ["O0", "O2"]\n{LAYOUTS}\n"runtime.convolution" = ["library", "by_shape"]'
+    factors = {("amp.level", "O2"): 1.2, ("runtime.convolution", "by_shape"): 0.5}
+    values, runner, _ = chosen(tmp_path, choices, factors)
+    assert (values["runtime.memory_format"], values["runtime.convolution"]) == ("channels_last", "by_shape")
+    asked = [(one.amp.level, one.part(RuntimeSection)) for one in runner.configs]
+    timed = dict.fromkeys((level, part.memory_format, part.convolution) for level, part in asked)
+    assert [*timed][:2] == [("O0", "contiguous", "library"), ("O2", "channels_last", "by_shape")]
+    assert len(timed) == 6, "without channels_last there is nothing to choose"
 
 
 def test_what_a_sample_takes_in_larger_batches_decides_the_first_plans(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def steps_timed(file: StudyFile, attributes: Mapping[str, Any]) -> str:
             shares.setdefault(summary, row["ratios"][0] + at_first)
     if len(shares) < _FEWEST_TOLD:
         return ""
-    told = "; ".join(f"{share:.2f} {summary}" for summary, share in sorted(shares.items(), key=lambda one: one[1]))
+    told = "; ".join(
+        f"{share:.2f} {summary}" for summary, share in sorted(shares.items(), key=lambda one: (one[1], len(one[0])))
+    )
     return f"Mean steps that were timed, as shares of O0's: {told}."
 
 
@@ -117,7 +119,7 @@ def choose_runtime(
         for combined in together:
             # Values as given add nothing to what was chosen so far, nor does what was.
             others = [chosen["values"] | values for values in combined if timing.changes(values)]
-            others = [values for values in others if all(values != row["values"] for row in rows)]
+            others = [one for one in others if timing.acts(one) and all(one != row["values"] for row in rows)]
             tried = []
             for values in others:
                 on_timed(len(rows) - 1, total)
@@ -131,6 +133,8 @@ def choose_runtime(
     by_reason: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         changed = {path: value for path, value in row["values"].items() if timing.changes({path: value})}
+        if row["message"] and changed.items() <= chosen["values"].items():
+            continue  # what was not timed, or failed, by itself is chosen with the others
         by_reason.setdefault(row["message"], []).append(changed)
     for reason, left_out in by_reason.items():
         others = [values for another, found in by_reason.items() if another != reason for values in found]
@@ -166,7 +170,13 @@ def _chosen_together(choices: Mapping[str, Any]) -> Iterator[list[Mapping[str, A
         alone[_DATA] += combined(_DATA, _THREADS)
     yield from (alone[path] for path in _FIRST if path in alone)
     formats = combined(*(path for path in choices if path not in alone))
-    yield sorted(formats, key=lambda values: values.get(_COMPILE, "off") != "off")  # these take longest to time
+
+    def late(values: Mapping[str, Any]) -> tuple[bool, int]:
+        """Put off what is compiled, which takes longest to time, and what changes little, which seldom gains most."""
+        changes = sum(value != choices[path][0] for path, value in values.items())
+        return values.get(_COMPILE, "off") != "off", -changes
+
+    yield sorted(formats, key=late)
     yield from (alone[path] for path in _LAST if path in alone)
 
 
@@ -177,6 +187,7 @@ class _RuntimeTiming:
         from workbench.core import devices
 
         self._times, self._end, self._file = times, end, times.file
+        self._longest = 0.0  # seconds that values took to be timed
         self._base = all_off(self._file.base_config())
         self._device = devices.select_device(self._file.study.device)
         is_enlarged = any(one.path == "batch.factor" for one in self._file.dimensions)
@@ -189,13 +200,21 @@ class _RuntimeTiming:
         """Return whether values differ from the task as given."""
         return self._base.with_values(values) != self._base
 
+    def acts(self, values: Mapping[str, Any]) -> bool:
+        """Return whether all values act together; others are as without those that do not."""
+        return len(self._plan(values, 1.0).dropped) <= len(self._plan({}, 1.0).dropped)
+
+    def _plan(self, values: Mapping[str, Any], factor: float) -> Plan:
+        return self._file.plans.resolve(self._base.with_values({**values, "batch.factor": factor}), "O0")
+
     def row(self, values: Mapping[str, Any], n_needed: int) -> dict[str, Any]:
         """Time values; a row has as many ratios as needed, or none and a message."""
         row: dict[str, Any] = {"values": values, "ratios": [], "at_first": []}
+        began = time.monotonic()
         row["message"] = self._why_not_timed(values)
         try:
             for factor in self._factors if not row["message"] else ():
-                plan = self._file.plans.resolve(self._base.with_values({**values, "batch.factor": factor}), "O0")
+                plan = self._plan(values, factor)
                 step = self._times.measured(plan)
                 row["ratios"].append(step.ratio / factor)
                 row["at_first"].append(self._at_first(plan, step))
@@ -206,6 +225,7 @@ class _RuntimeTiming:
                 row["no_room"] = self._factors[len(row["ratios"])]
             if len(row["ratios"]) < n_needed:
                 row |= {"message": reason_of_failure(error), "ratios": [], "at_first": []}
+        self._longest = max(self._longest, time.monotonic() - began)
         return row
 
     def _at_first(self, plan: Plan, step: SpeedMeasured) -> float:
@@ -222,7 +242,8 @@ class _RuntimeTiming:
         return whole.ratio - step.ratio * passes_of(plan, steps) / steps
 
     def _why_not_timed(self, values: Mapping[str, Any]) -> str:
-        if time.monotonic() > self._end and values:
+        # The fastest is compared with the baseline at last, which takes no longer than to time one.
+        if values and time.monotonic() + 2.0 * self._longest > self._end:
             return "no time was left to measure it"
         config, device = self._base.with_values(values), self._device.type
         is_bfloat16 = config.effective_amp_level(device) != "O0" and config.amp.dtype == "bfloat16"
@@ -234,9 +255,11 @@ class _RuntimeTiming:
         n_ratios = max(1, len(chosen["ratios"]))
         able = [row for row in (chosen, *tried) if row["ratios"]]
 
-        def time_of(row: Mapping[str, Any]) -> float:
+        def time_of(row: Mapping[str, Any]) -> tuple[float, int]:
+            """Return its time, and of equal ones the number of choices."""
             parts = zip(row["ratios"][:n_ratios], row["at_first"], strict=False)
-            return float(math.prod(ratio + at_first / self._length for ratio, at_first in parts))
+            time = float(math.prod(ratio + at_first / self._length for ratio, at_first in parts))
+            return time, sum(self.changes({path: value}) for path, value in row["values"].items())
 
         for row in sorted(able, key=time_of):
             if row is not chosen:
