@@ -187,7 +187,6 @@ class _RuntimeTiming:
         from workbench.core import devices
 
         self._times, self._end, self._file = times, end, times.file
-        self._longest = 0.0  # seconds that values took to be timed
         self._base = all_off(self._file.base_config())
         self._device = devices.select_device(self._file.study.device)
         is_enlarged = any(one.path == "batch.factor" for one in self._file.dimensions)
@@ -210,7 +209,6 @@ class _RuntimeTiming:
     def row(self, values: Mapping[str, Any], n_needed: int) -> dict[str, Any]:
         """Time values; a row has as many ratios as needed, or none and a message."""
         row: dict[str, Any] = {"values": values, "ratios": [], "at_first": []}
-        began = time.monotonic()
         row["message"] = self._why_not_timed(values)
         try:
             for factor in self._factors if not row["message"] else ():
@@ -225,7 +223,6 @@ class _RuntimeTiming:
                 row["no_room"] = self._factors[len(row["ratios"])]
             if len(row["ratios"]) < n_needed:
                 row |= {"message": reason_of_failure(error), "ratios": [], "at_first": []}
-        self._longest = max(self._longest, time.monotonic() - began)
         return row
 
     def _at_first(self, plan: Plan, step: SpeedMeasured) -> float:
@@ -242,8 +239,7 @@ class _RuntimeTiming:
         return whole.ratio - step.ratio * passes_of(plan, steps) / steps
 
     def _why_not_timed(self, values: Mapping[str, Any]) -> str:
-        # The fastest is compared with the baseline at last, which takes no longer than to time one.
-        if values and time.monotonic() + 2.0 * self._longest > self._end:
+        if time.monotonic() > self._end and values:
             return "no time was left to measure it"
         config, device = self._base.with_values(values), self._device.type
         is_bfloat16 = config.effective_amp_level(device) != "O0" and config.amp.dtype == "bfloat16"
