@@ -1,7 +1,8 @@
-"""Where convolutions are faster as products of matrices: forward and backward pass of one layer, by shape and format.
+"""Where convolutions are faster by shape: forward and backward pass of one layer, late layers and groups.
 
-`LIMITS` of `workbench.methods.runtime.convolution` were read from what this prints: the library's time over
-ours, so that above 1 products are faster. Medians of ratios within rounds, sides in turn.
+What `workbench.methods.runtime.convolution` computes otherwise was read from this: the library's time over that of
+products of matrices, and of convolutions in groups in bfloat16 over float32, so that above 1 the other way is faster.
+Medians of ratios within rounds, sides in turn.
 
     python studies/bench/convolution_shapes.py [--threads N]
 """
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from workbench.bench import interleaved, ratio_of, timed
 from workbench.methods.runtime.convolution import LIMITS, Limits, use_faster_convolutions_
 
-ROUNDS, BATCHES = 9, (16, 64)
+ROUNDS, BATCHES, CHANNELS = 9, (16, 64), 64
 SHAPES = [  # channels in and out, height and width, kernel
     *[(channels, channels, side, 3) for channels in (64, 128, 256, 512) for side in (1, 2, 4, 8)],
     (512, 512, 7, 3),
@@ -41,10 +42,44 @@ def both_passes(layer: nn.Conv2d, images: Tensor) -> Callable[[], float]:
 
 
 def main() -> None:
-    """Print a line for each format, batch and shape."""
+    """Print two tables, of late layers and of groups."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     torch.set_num_threads(parser.parse_args().threads)
+    in_groups()
+    late_layers()
+
+
+class InFloat32(nn.Conv2d):
+    """A convolution of bfloat16 images that is computed in float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution in bfloat16."""
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(input.float()).bfloat16()
+
+
+def in_groups() -> None:
+    """Print what float32 gains under bfloat16, by channels of a group, kernel and stride."""
+    print("channels  of a group  kernel  stride  bfloat16 / float32")
+    for of_group in (1, 2, 4, 8, 16):
+        for size in (3, 5, 7):
+            for stride in (1, 2):
+                groups = CHANNELS // of_group
+                layer = nn.Conv2d(CHANNELS, CHANNELS, size, stride, size // 2, groups=groups, bias=False)
+                sides = [layer.to(memory_format=torch.channels_last), copy.deepcopy(layer)]
+                sides[1].__class__ = InFloat32
+                images = torch.randn(32, CHANNELS, 16, 16).bfloat16().to(memory_format=torch.channels_last)
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    work = [both_passes(one, images.clone().requires_grad_()) for one in sides]
+                    usual, other = zip(*interleaved(work, ROUNDS), strict=True)
+                found = ratio_of(usual, other)
+                shape = f"{CHANNELS:8}  {of_group:10}  {size} x {size}  {stride:6}"
+                print(f"{shape}  {found.value:6.2f} ({found.low:.2f}-{found.high:.2f})", flush=True)
+
+
+def late_layers() -> None:
+    """Print a line for each format, batch and shape."""
     print("format    images  shape                  kernel   positions/channel  gradient        all passes")
     for dtype in LIMITS:
         for wide, out, side, size in SHAPES:

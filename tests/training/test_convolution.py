@@ -138,12 +138,17 @@ def test_shapes_decide(convolution: nn.Conv2d, shape: tuple[int, ...], dtype: to
             assert is_product(convolution.float(), torch.zeros(shape)) == multiplied
 
 
-@pytest.mark.parametrize(
-    "options", [{"groups": 8}, {"groups": 4, "stride": 2, "padding_mode": "circular", "padding": 1}]
-)
+DEPTHWISE: list[dict[str, Any]] = [
+    {"groups": 8, "stride": 2},
+    {"groups": 8, "dilation": 2, "padding": "same"},
+    {"groups": 4, "kernel_size": 5, "padding_mode": "circular", "padding": 1},
+]
+
+
+@pytest.mark.parametrize("options", DEPTHWISE)
 def test_groups_of_few_channels_are_computed_in_float32_under_bfloat16(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    library = nn.Conv2d(8, 8, 3, **options).to(memory_format=torch.channels_last)
+    library = nn.Conv2d(8, 8, **{"kernel_size": 3, **options}).to(memory_format=torch.channels_last)
     ours = copy.deepcopy(library)
     assert use_faster_convolutions_(ours)
     images = torch.randn(3, 8, 6, 6).to(memory_format=torch.channels_last)
@@ -162,7 +167,8 @@ def test_groups_of_few_channels_are_computed_in_float32_under_bfloat16(options: 
 @pytest.mark.parametrize(
     "options",
     [
-        {"groups": 2, "in_channels": 16},
+        {"groups": 2, "in_channels": 16, "stride": 2},
+        {"groups": 4},
         {"dilation": 2},
         {"padding": "same"},
         {"padding": 1, "padding_mode": "circular"},
@@ -212,7 +218,7 @@ def test_training_is_the_same_within_rounding_and_the_parameters_are() -> None:
 
 
 def test_it_is_left_out_where_it_cannot_act() -> None:
-    grouped = nn.Conv2d(16, 4, 3, groups=2)
+    grouped = nn.Conv2d(4, 4, 3, groups=4)
     with pytest.warns(UserWarning, match=r"`runtime.convolution` has no effect: the model has no convolution over"):
         apply(asked(convolution="by_shape"), grouped, SGD(grouped.parameters(), lr=0.1), level="O0")
     for more, why in (

@@ -51,7 +51,9 @@ class Published:
     tensors: dict[str, Tensor]  # the model's state, on the CPU
     base: str  # file it was read from first
     deltas: tuple[str, ...]  # files applied to it
-    crcs: Mapping[str, int] = field(default_factory=dict)  # of each file: names begin anew in an emptied folder
+    crcs: Mapping[str, int] = field(
+        default_factory=dict
+    )  # checksum of each file; names repeat once a folder was emptied
 
 
 class SnapshotPublisher:

@@ -1,13 +1,13 @@
 """Convolutions on a CPU in the way that is fastest for their shapes, where its library's usual one is slow.
 
-*Late layers.* oneDNN, which torch 2.13 calls, orders kernels and gradients anew in each pass. With few positions for
-the channels that takes longer than the arithmetic, most of all for the kernel's gradient. As products of matrices with
+*Late layers.* oneDNN, which torch 2.13 calls, reorders weights and gradients in every pass. With few positions for
+the channels that takes longer than the arithmetic, most of all for the weight gradient. As products of matrices with
 the patches that the kernel sees (*im2col*; Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks
 for Document Processing, 2006) the three passes take down to a seventh of the time. Elsewhere the library is faster,
 since patches take as many times the memory of the images as a kernel has places. Shapes decide, in each call.
 
-*Groups of few channels*, as in depthwise convolutions: their backward passes in bfloat16 take up to a hundred times as
-long as in float32, where a kernel has a stride or 5 x 5 places and more, and never less. They are computed in float32.
+*Depthwise convolutions*, and those with two channels in a group, are computed in float32 under bfloat16 where they are
+strided, dilated or 5 x 5 and larger: there the backward passes of oneDNN's bfloat16 take many times as long.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from torch.nn.grad import conv2d_input
 class Limits(NamedTuple):
     """Where products of matrices are faster; `LIMITS` as ``studies/bench/convolution_shapes.py`` measured on a Xeon."""
 
-    kernel: int  # fewest numbers of a kernel
-    work: int  # fewest multiplications of a pass, since ours takes some time however few they are
-    whole: float  # most positions (of all images of a batch) per output channel for all three passes
-    gradient: float  # the same for the kernel's gradient alone
+    kernel: int  # smallest number of weights
+    work: int  # smallest number of multiplications in a pass, which has to pay for the overhead of our Python
+    whole: float  # largest number of positions (over a batch) per output channel for all three passes
+    gradient: float  # the same for the weight gradient alone
 
 
 LIMITS: Mapping[torch.dtype, Limits] = {
     torch.bfloat16: Limits(1 << 15, 1 << 23, whole=2.0, gradient=8.0),
     torch.float32: Limits(1 << 19, 0, whole=2.0, gradient=2.0),
 }
-_FEW_CHANNELS = 4  # of a group
+_FEW_CHANNELS, _LARGE_KERNEL = 2, 5  # channels of a group, and height or width
 
 
 class FasterConv2d(nn.Conv2d):
@@ -50,7 +50,7 @@ class FasterConv2d(nn.Conv2d):
         if not input.is_cpu or is_recorded:
             return super().forward(input)
         dtype, limits = _computed_in(input), self.limits.get(_computed_in(input))
-        if dtype == torch.bfloat16 and self.weight.dtype == torch.float32 and _has_few_channels(self):
+        if dtype == torch.bfloat16 and self.weight.dtype == torch.float32 and _is_slow_in_bfloat16(self):
             with torch.autocast("cpu", enabled=False):
                 return super().forward(input.float()).to(dtype)
         is_plain = self.groups == 1 and dtype == _computed_in(self.weight)
@@ -65,7 +65,7 @@ class FasterConv2d(nn.Conv2d):
 def use_faster_convolutions_(model: nn.Module) -> bool:
     """Let a model's convolutions be computed in the fastest way for their shapes; return whether there is a choice.
 
-    Their class is changed, as torch's ``parametrize`` does it: parameters, hooks and whoever holds them stay the same.
+    Their class is replaced, as torch's ``parametrize`` does it: parameters, hooks and references stay valid.
     """
     possible = [*filter(_is_possible, model.modules())]
     for convolution in possible:
@@ -75,14 +75,14 @@ def use_faster_convolutions_(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def found_by_passes(model: nn.Module) -> Iterator[set[nn.Conv2d]]:
-    """Give the convolutions that ours may compute faster in the passes within the block, in float32 or in bfloat16."""
+    """Yield a set of the convolutions that may be faster by shape; the passes within the block fill it."""
     found = set[nn.Conv2d]()
 
     def look(module: nn.Conv2d, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         images = inputs[0] if inputs else named.get("input")
         if isinstance(images, Tensor) and images.is_cpu:
             is_product = module.groups == 1 and any(_is_within(module, images, one) for one in LIMITS.values())
-            if is_product or _has_few_channels(module):
+            if is_product or _is_slow_in_bfloat16(module):
                 found.add(module)
 
     with contextlib.ExitStack() as hooks:
@@ -95,13 +95,15 @@ def _is_possible(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     if type(module) is not nn.Conv2d:
         return False
     is_plain = module.groups == 1 and set(module.dilation) == {1}
-    return _has_few_channels(module) or (
+    return _is_slow_in_bfloat16(module) or (
         is_plain and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     )
 
 
-def _has_few_channels(convolution: nn.Conv2d) -> bool:
-    return convolution.groups > 1 and convolution.in_channels // convolution.groups <= _FEW_CHANNELS
+def _is_slow_in_bfloat16(convolution: nn.Conv2d) -> bool:
+    if convolution.groups == 1 or convolution.in_channels // convolution.groups > _FEW_CHANNELS:
+        return False
+    return max(convolution.kernel_size) >= _LARGE_KERNEL or max(*convolution.stride, *convolution.dilation) > 1
 
 
 def _is_within(convolution: nn.Conv2d, images: Tensor, limits: Limits) -> bool:
@@ -127,7 +129,7 @@ def _positions(convolution: nn.Conv2d, images: Tensor) -> int:
 
 
 class _Convolution(torch.autograd.Function):
-    """The three passes; ``whole`` says whether all are products, or the gradient of the kernel alone."""
+    """The three passes; ``whole`` says whether all are products, or the weight gradient alone."""
 
     generate_vmap_rule = True
 
@@ -138,7 +140,7 @@ class _Convolution(torch.autograd.Function):
         patches, shape = _patches(x, weight.shape[2:], stride, padding)
         kernels = weight.permute(2, 3, 1, 0).reshape(-1, len(weight))
         rows = patches @ kernels if bias is None else torch.addmm(bias, patches, kernels)
-        # A copy, since torch lets nobody change the view that a function returns, as ReLU(inplace=True) does.
+        # A copy: torch forbids in-place changes, such as ReLU(inplace=True), to a view returned by a Function.
         return rows.view(*shape, -1).permute(0, 3, 1, 2).clone()
 
     @staticmethod

@@ -96,7 +96,7 @@ class RuntimeMethod(Method):
         if asked.cudnn_benchmark and not devices.has_cudnn(device):
             vain["cudnn_benchmark"] = f"cuDNN does not compute on {device.type}"
         if self._by_shape and device.type != "cpu":
-            vain["convolution"] = f"{device.type} has a library that chooses by itself"
+            vain["convolution"] = f"only convolutions on a CPU are computed by shape, not on {device.type}"
         elif self._by_shape and not use_faster_convolutions_(preparation.model):
             vain["convolution"] = "the model has no convolution over images that could be computed otherwise"
         if asked.matmul_precision != "highest" and not devices.has_fast_products(device):

@@ -95,7 +95,7 @@ def over_parts(
 ) -> Any:
     """Return today's schedule for an optimizer whose groups are ``parts`` of a given one's (per group its number).
 
-    One that is told something for each group, such as a list of rates, is recorded over the given one's.
+    A scheduler that takes an entry per group, such as a list of rates, is recorded with the original groups.
     """
     try:
         make_scheduler(StandIn(optimizer), updates)

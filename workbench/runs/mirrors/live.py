@@ -47,7 +47,7 @@ class LiveMirrors:
     ) -> None:
         """Open the run under a name in every mirror; a MirrorError if one of them cannot be opened.
 
-        ``earlier`` returns what a resumed run has recorded before: a mirror begins anew.
+        ``earlier`` returns what a resumed run has recorded before: a mirror starts from scratch.
         """
         run = MirroredRun(name, config, environment)
         for mirror in self.mirrors:

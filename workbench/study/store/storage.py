@@ -285,7 +285,7 @@ def holding_study(directory: Path) -> Iterator[None]:
 def beside_others(directory: Path) -> Iterator[None]:
     """Keep the files of a study where they are for the block, for a worker on the database beside it."""
     with (directory / _WORKERS).open("a", encoding="utf-8") as handle:
-        with contextlib.suppress(ImportError, OSError):  # where there are no locks, nobody is kept from archiving
+        with contextlib.suppress(ImportError, OSError):  # without file locks nothing prevents archiving
             import fcntl
 
             fcntl.flock(handle, fcntl.LOCK_SH)
